@@ -141,6 +141,13 @@ async def test_a_device_on_which_no_executor_starts_is_left_out_and_another_one_
     await fleet.close()
 
 
+@pytest.fixture
+def tried_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An executor that can't be started is tried again without a pause."""
+    monkeypatch.setattr(fleet_module, "AGAIN_S", 0.0)
+    monkeypatch.setattr(fleet_module, "LEFT_OUT_S", 0.0)
+
+
 class Failing(WholeDriver):
     """Its parts can't be opened on devices that have fallen off the bus."""
 
@@ -160,12 +167,11 @@ class Failing(WholeDriver):
                 executor.kill()
 
 
+@pytest.mark.usefixtures("tried_again_at_once")
 @in_loop
 async def test_a_device_of_this_machine_on_which_no_executor_starts_is_planned_without_for_a_while(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr(fleet_module, "AGAIN_S", 0.0)
-    monkeypatch.setattr(fleet_module, "LEFT_OUT_S", 0.0)
     (file,) = small_models(tmp_path, ("mlp",))
     driver, now_s = Failing(), 0.0
     fleet, pool = fleet_of((file,), driver, numbers=(0, 1, 2))
@@ -193,12 +199,11 @@ async def test_a_device_of_this_machine_on_which_no_executor_starts_is_planned_w
     await fleet.close()
 
 
+@pytest.mark.usefixtures("tried_again_at_once")
 @in_loop
 async def test_where_the_only_device_of_this_machine_fails_that_is_said_and_its_executor_is_tried_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr(fleet_module, "AGAIN_S", 0.0)
-    monkeypatch.setattr(fleet_module, "LEFT_OUT_S", 0.0)
     (file,) = small_models(tmp_path, ("mlp",))
     driver = Failing()
     fleet, pool = fleet_of((file,), driver, numbers=(0,))

@@ -2,7 +2,9 @@
 
 import asyncio
 import math
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -78,6 +80,30 @@ def send(client: Client, number: int, model: ModelFile) -> None:
     client.send_rows(number, row, model.name)
 
 
+@dataclass
+class Load:
+    """Requests that were sent so far."""
+
+    sent: int = 0
+
+
+@asynccontextmanager
+async def loaded(client: Client, files: Sequence[ModelFile]) -> AsyncIterator[Load]:
+    """Asks one model after the other for as long as it is open, and then waits for all answers."""
+    load = Load()
+
+    async def ask() -> None:
+        while True:
+            send(client, load.sent, files[load.sent % len(files)])
+            load.sent += 1
+            await asyncio.sleep(0.003)
+
+    task = asyncio.ensure_future(ask())
+    yield load
+    task.cancel()
+    await client.all(load.sent)
+
+
 @in_loop
 async def test_a_change_under_load_loses_nothing_and_keeps_what_stays(tmp_path: Path) -> None:
     files = small_models(tmp_path, ("mlp", "lstm"))
@@ -86,27 +112,16 @@ async def test_a_change_under_load_loses_nothing_and_keeps_what_stays(tmp_path: 
     await fleet.change(Plan(glets=(glet(0, "lstm", "mlp"),)), {})
     first = fleet.executors[0][1]
     assert first is not None
-    sent = 0
-
-    async def load() -> None:
-        nonlocal sent
-        while True:
-            send(client, sent, files[sent % 2])
-            sent += 1
-            await asyncio.sleep(0.003)
-
-    task = asyncio.ensure_future(load())
-    phases = await fleet.change(Plan(glets=(glet(0, "lstm", "mlp", batch=2), glet(1, "mlp"))), {})
-    assert (phases.prepared, phases.closed) == (1, 0)
-    assert fleet.executors[0][1] is first, "a glet with other batches keeps its process"
-    phases = await fleet.change(Plan(glets=(glet(1, "mlp"), glet(0, "lstm"))), {})
-    assert (phases.prepared, phases.closed) == (1, 1)
-    task.cancel()
-    await client.all(sent)
+    async with loaded(client, files) as load:
+        phases = await fleet.change(Plan(glets=(glet(0, "lstm", "mlp", batch=2), glet(1, "mlp"))), {})
+        assert (phases.prepared, phases.closed) == (1, 0)
+        assert fleet.executors[0][1] is first, "a glet with other batches keeps its process"
+        phases = await fleet.change(Plan(glets=(glet(1, "mlp"), glet(0, "lstm"))), {})
+        assert (phases.prepared, phases.closed) == (1, 1)
     await fleet.close()
 
-    assert sorted(number for number, _ in client.ends) == list(range(sent))
-    assert pool.counts["mlp"].met + pool.counts["lstm"].met == sent
+    assert sorted(number for number, _ in client.ends) == list(range(load.sent))
+    assert pool.counts["mlp"].met + pool.counts["lstm"].met == load.sent
     assert pool.stray == 0
     assert not first.is_ready
 
@@ -184,28 +199,18 @@ async def test_where_memory_does_not_hold_both_plans_what_leaves_a_device_is_clo
     files = small_models(tmp_path, ("mlp", "lstm"))
     sites = [Watching(0), Watching(1)]
     fleet, pool = fleet_of(files, others=dict(enumerate(sites)), memory_mb=4.5)
-    client, sent = Client(pool), 0
+    client = Client(pool)
     await fleet.change(Plan(glets=(glet(0, "lstm", "mlp"), glet(1, "lstm"))), {})
-
-    async def load() -> None:
-        nonlocal sent
-        while True:
-            send(client, sent, files[sent % 2])
-            sent += 1
-            await asyncio.sleep(0.003)
-
-    task = asyncio.ensure_future(load())
-    tight = await fleet.change(Plan(glets=(glet(0, "mlp"), glet(1, "lstm"))), {})
-    roomy = await fleet.change(Plan(glets=(glet(0, "lstm"), glet(1, "mlp"))), {})
-    task.cancel()
-    await client.all(sent)
+    async with loaded(client, files) as load:
+        tight = await fleet.change(Plan(glets=(glet(0, "mlp"), glet(1, "lstm"))), {})
+        roomy = await fleet.change(Plan(glets=(glet(0, "lstm"), glet(1, "mlp"))), {})
     await fleet.close()
 
     assert (tight.prepared, tight.closed, tight.closed_first) == (1, 1, 1)
     assert (roomy.prepared, roomy.closed, roomy.closed_first) == (2, 2, 0)
     assert [one.others for one in sites] == [[0, 0, 1], [0, 1]]
-    assert sorted(number for number, _ in client.ends) == list(range(sent))
-    assert pool.counts["mlp"].met + pool.counts["lstm"].met == sent
+    assert sorted(number for number, _ in client.ends) == list(range(load.sent))
+    assert pool.counts["mlp"].met + pool.counts["lstm"].met == load.sent
     assert (pool.stray, fleet.deaths) == (0, 0)
 
 

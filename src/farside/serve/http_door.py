@@ -150,7 +150,7 @@ class HttpDoor:
                 _only(method, b"GET")
                 return _said(service.statistics(list(service.models.values())))
             case ["v2", "models", _, "trace", *_] | ["v2", "models", _, "versions", _, "trace", *_]:
-                raise InferenceError(Kind.UNSUPPORTED, "trace is not served")
+                raise _unserved("trace")
             case ["v2", "models", name, *rest]:
                 _only(method, b"GET")
                 return self._of_model(name, rest)
@@ -162,7 +162,7 @@ class HttpDoor:
                     Kind.UNSUPPORTED, "models are not loaded or unloaded one by one; change the deployment"
                 )
             case ["v2", first, *_] if first in _UNSERVED:
-                raise InferenceError(Kind.UNSUPPORTED, f"{first} is not served")
+                raise _unserved(first)
         raise InferenceError(Kind.UNKNOWN, f"no path {path!r:.100}")
 
     def _of_model(self, name: str, rest: list[str]) -> Answer:
@@ -233,6 +233,10 @@ def _answer(reply: Reply, written: tuple[bytes | memoryview, int | None]) -> Non
 
 def _parts(path: str) -> list[str]:
     return path.strip("/").split("/")
+
+
+def _unserved(what: str) -> InferenceError:
+    return InferenceError(Kind.UNSUPPORTED, f"{what} is not served")
 
 
 def _only(method: bytes, wanted: bytes) -> None:

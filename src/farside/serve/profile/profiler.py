@@ -124,11 +124,8 @@ async def describe_folder(folder: Path, max_batch: int) -> tuple[ModelFile, ...]
         line = f"{others[name]}: {FILE} has a model {name} of another file"
         raise ConfigError(line, hint="rename one of them, or name this file there, too")
     requests = [ModelRequest(name=name, path=str(path), max_batch=max_batch) for name, path in others.items()]
-    return await describe_models(sorted([*requests, *(one.request for one in served.values())], key=_name))
-
-
-def _name(request: ModelRequest) -> str:
-    return request.name
+    requests += [one.request for one in served.values()]
+    return await describe_models(sorted(requests, key=lambda one: one.name))
 
 
 def fingerprint(driver_name: str, driver: Driver, device: Device, frameworks: Sequence[str]) -> Fingerprint:
