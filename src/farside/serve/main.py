@@ -11,6 +11,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from types import TracebackType
 
 import msgspec
 
@@ -32,7 +33,7 @@ from farside.daemon.control.keys import read_keys
 from farside.ending import on_end_signals
 from farside.errors import ConfigError, Unavailable
 from farside.installed import version_of
-from farside.listen import allow_many_connections
+from farside.listen import allow_many_connections, open_listener
 from farside.log import get_log, start_logging
 from farside.notify import notify_systemd, watchdog_period_s
 from farside.own_task import beside
@@ -320,7 +321,62 @@ async def _serve(grounds: _Grounds, stack: AsyncExitStack, ended: asyncio.Event)
     pool = Pool(loop, grounds.models, slo_s, lambda: time.time_ns() // 1_000_000)
     service = Service(version_of("farside"), grounds.models, slo_s, pool, deployment.tokens)
     stack.callback(service.large.close)
-    # Addresses come first: one that is taken ends the start before any model is loaded.
+    # 1. Files and rates come first: one that is wrong ends the start before anything listens.
+    state = StateFile(deployment.admin_socket.with_name(f"{deployment.admin_socket.name}.state"), deployment.name)
+    keeper, before = _keeper(grounds, state) if grounds.manager is not None else (None, None)
+    planner = Planner(grounds.profiles, grounds.device) if grounds.plan is None else None
+    if planner is not None:
+        stack.push_async_callback(planner.close)
+        if before is None:
+            await first_plan(planner, wanted_of(deployment.rates), grounds.gpus)
+    # 2. Then addresses: one that is taken ends the start before leases are claimed, which may be another front's.
+    told: _Told | None = None
+
+    async def status(_: Mapping[str, object]) -> ServeStatus:
+        if told is None:
+            waits = f" and waits for its manager: {keeper.away}" if keeper is not None and keeper.away else ""
+            raise Unavailable(f"{deployment.name} is starting{waits}")
+        return told.status()
+
+    doors = _open_doors(deployment, service, stack)
+    metrics = None
+    if deployment.metrics:
+        metrics = open_listener(f"tcp:{deployment.metrics}", setting="metrics_listen")
+        stack.callback(metrics.close)
+    await stack.enter_async_context(admin.serve(deployment.admin_socket, {"status": status}))
+    # 3. Then the devices, and what serves on them.
+    if keeper is not None:
+        if not await keeper.claim(ended):
+            return
+        stack.push_async_exit(partial(_end_leases, keeper, state))
+    own = {} if grounds.driver is None else _own_sites(grounds.driver, grounds.devices)
+    fleet = Fleet(
+        own if keeper is None else keeper.sites, grounds.models, sizes, pool, longest_s=max(slo_s.values()),
+        prepare_s=deployment.prepare_s, prepare_pct=deployment.prepare_pct,
+    )  # fmt: skip
+    stack.push_async_callback(fleet.close)
+    controller = _controller(grounds, fleet, pool, planner, keeper, state, before)
+    stack.push_async_callback(controller.close)
+    told = _Told(grounds, fleet, controller, pool, keeper)
+    if keeper is not None:
+        keeper.serves(lambda: fleet.in_use, lambda: report_of(_front(deployment), told.status()))
+        await stack.enter_async_context(beside(keeper.run, _task_failed))
+    if before is None or not await controller.resume(before.plan):
+        await controller.start(grounds.plan, own_rates=None if before is None else deployment.rates)
+    if metrics is not None:
+        registry = serving_registry(service, told.status)
+        stack.callback((await serve_metrics(deployment.metrics, registry, listener=metrics)).close)
+    await stack.enter_async_context(beside(controller.run, _task_failed))
+    await stack.enter_async_context(beside(keep_aside, _task_failed))
+    if is_needed(grounds.models.values()):
+        service.large.start()
+    for door in doors:
+        await door.start()
+        stack.push_async_callback(door.stop, _GRACE_S)
+
+
+def _open_doors(deployment: Deployment, service: Service, stack: AsyncExitStack) -> Sequence[DoorServer]:
+    """Doors that listen, and take no connections before they are started."""
     secure = TlsFiles(cert=deployment.tls_cert, key=deployment.tls_key) if deployment.is_secure else None
     doors: list[DoorServer] = []
     if deployment.http:
@@ -331,43 +387,22 @@ async def _serve(grounds: _Grounds, stack: AsyncExitStack, ended: asyncio.Event)
 
         doors.append(open_grpc(service, deployment.grpc, secure))
         stack.callback(doors[-1].close)
-    state = StateFile(deployment.admin_socket.with_name(f"{deployment.admin_socket.name}.state"), deployment.name)
-    keeper, before = _keeper(grounds, state) if grounds.manager is not None else (None, None)
-    if keeper is not None:
-        if not await keeper.claim(ended):
-            return
-        stack.push_async_callback(keeper.end)
-        stack.callback(state.remove)
-    own = {} if grounds.driver is None else _own_sites(grounds.driver, grounds.devices)
-    fleet = Fleet(
-        own if keeper is None else keeper.sites, grounds.models, sizes, pool, longest_s=max(slo_s.values()),
-        prepare_s=deployment.prepare_s, prepare_pct=deployment.prepare_pct,
-    )  # fmt: skip
-    stack.push_async_callback(fleet.close)
-    controller = _controller(grounds, fleet, pool, keeper, state, before)
-    stack.push_async_callback(controller.close)
-    told = _Told(grounds, fleet, controller, pool, keeper)
-    if keeper is not None:
-        keeper.serves(lambda: fleet.in_use, lambda: report_of(_front(deployment), told.status()))
-        await stack.enter_async_context(beside(keeper.run, _task_failed))
-    if before is None or not await controller.resume(before.plan):
-        await controller.start(grounds.plan, own_rates=None if before is None else deployment.rates)
-    if deployment.metrics:
-        scraped = await serve_metrics(deployment.metrics, serving_registry(service, told.status))
-        stack.callback(scraped.close)
-    await stack.enter_async_context(admin.serve(deployment.admin_socket, {"status": told.ask}))
-    await stack.enter_async_context(beside(controller.run, _task_failed))
-    await stack.enter_async_context(beside(keep_aside, _task_failed))
-    if is_needed(grounds.models.values()):
-        service.large.start()
-    for door in doors:
-        await door.start()
-        stack.push_async_callback(door.stop, _GRACE_S)
+    return doors
+
+
+async def _end_leases(
+    keeper: LeaseKeeper, state: StateFile, failed: type[BaseException] | None, *_: BaseException | TracebackType | None
+) -> None:
+    """Gives leases back, unless the start has failed: they may be those of the front before, and serve the next one."""
+    if failed is None:
+        state.remove()
+        await keeper.end()
 
 
 def _controller(
-    grounds: _Grounds, fleet: Fleet, pool: Pool, keeper: LeaseKeeper | None, state: StateFile, before: FrontState | None
-) -> Controller:
+    grounds: _Grounds, fleet: Fleet, pool: Pool, planner: Planner | None, keeper: LeaseKeeper | None, state: StateFile,
+    before: FrontState | None,
+) -> Controller:  # fmt: skip
     def routed(plan: Plan) -> None:
         if keeper is not None:
             state.write(plan, keeper.numbers, controller.rates)
@@ -375,7 +410,7 @@ def _controller(
     controller = Controller(
         fleet,
         pool,
-        Planner(grounds.profiles, grounds.device) if grounds.plan is None else None,
+        planner,
         keeper if keeper is not None else OwnDevices(grounds.gpus, fleet.serves),
         grounds.deployment.rates if before is None else before.rates,
         on_plan=routed,
@@ -449,10 +484,6 @@ class _Told:
     ) -> None:
         self._grounds, self._fleet, self._controller, self._pool = grounds, fleet, controller, pool
         self._keeper = keeper
-
-    async def ask(self, arguments: Mapping[str, object]) -> ServeStatus:
-        """Answer of the command status."""
-        return self.status()
 
     def status(self) -> ServeStatus:
         """All of it, now."""

@@ -1,0 +1,142 @@
+"""The start of a front on a manager's nodes: what ends it, and what becomes of leases that serve meanwhile."""
+
+import asyncio
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+
+from farside import admin
+from farside.cli.keygen import make_key
+from farside.client.manager_client import ManagerAddress
+from farside.errors import ConfigError, FarsideError, PeerError
+from farside.listen import open_listener
+from farside.scheduler.sharing.glet.plan import Glet, Plan, Portion
+from farside.serve import main as serve_main
+from farside.serve.deployment import Deployment, read_deployment
+from farside.serve.door_server import DoorServer
+from farside.serve.lease.front_state import StateFile
+from tests.serving.front import in_loop, model_file
+from tests.serving.test_keeper import RUNNING, Answering, manager
+from tests.serving.test_run import MODELS, write_profile
+from tests.support.ports import free_port
+from tests.support.waiting import DEADLINE_S
+
+
+def deployment_in(folder: Path, *, metrics: str = "", rate: int = 20) -> Deployment:
+    write_profile(folder / "profile", 30_000)
+    make_key(folder / "key")
+    for name in MODELS:
+        (folder / f"{name}.onnx").touch()
+    lines = [
+        'name = "t"', f'http_listen = "tcp:127.0.0.1:{free_port()}"', 'grpc_listen = ""', 'admin_socket = "s"',
+        f'metrics_listen = "{metrics}"', 'profile = "profile"', 'device = "whole"', "gpus_max = 1",
+        "cpu_devices = [[0]]", 'key_file = "key"',
+    ]  # fmt: skip
+    for name in MODELS:
+        lines += [f"[model.{name}]", f'file = "{name}.onnx"', "slo_ms = 30000", f"rate = {rate}", "max_batch = 8"]
+    (folder / "serving.toml").write_text("\n".join(lines))
+    return read_deployment(folder, None)
+
+
+async def start(deployment: Deployment, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Starts a front whose models nobody loads, and ends it."""
+
+    async def described(_: object) -> object:
+        return [model_file(name) for name in MODELS]
+
+    monkeypatch.setattr(serve_main, "describe_models", described)
+    address = ManagerAddress(endpoint=f"http://127.0.0.1:{port}")
+    grounds = await serve_main._grounds(deployment, None, address)
+    async with AsyncExitStack() as stack:
+        await serve_main._serve(grounds, stack, asyncio.Event())
+
+
+def with_a_lease(there: Answering) -> None:
+    there.job = {**RUNNING, "spec": {"time_limit_s": 86_400.0}, "left_s": 80_000.0}
+
+
+@pytest.mark.parametrize("taken", ["admin_socket", "metrics_listen"])
+@in_loop
+async def test_an_address_that_another_front_has_ends_the_start_before_the_manager_is_told(
+    taken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port, metrics = free_port(), f"tcp:127.0.0.1:{free_port()}"
+    deployment = deployment_in(tmp_path, metrics=metrics)
+    listener = open_listener(f"unix:{tmp_path / 's'}" if taken == "admin_socket" else metrics)
+    with manager(port, (204, "")) as there, listener:
+        with_a_lease(there)
+
+        with pytest.raises(ConfigError, match=taken):
+            await start(deployment, port, monkeypatch)
+
+    assert there.asked == []
+
+
+@pytest.mark.parametrize("wrong", ["key", "rates"])
+@in_loop
+async def test_a_wrong_key_file_and_rates_that_do_not_fit_end_the_start_before_anything_listens(
+    wrong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port = free_port()
+    deployment = deployment_in(tmp_path, rate=900_000 if wrong == "rates" else 20)
+    if wrong == "key":
+        (tmp_path / "key").write_text("none")
+    monkeypatch.setattr(serve_main, "open_http", lambda *_: pytest.fail("it listens"))
+    with manager(port, (204, "")) as there:
+        with_a_lease(there)
+
+        with pytest.raises(ConfigError, match="key file" if wrong == "key" else "does not fit on 1 device"):
+            await start(deployment, port, monkeypatch)
+
+    assert there.asked == []
+    assert not (tmp_path / "s").exists()
+
+
+@in_loop
+async def test_a_start_that_fails_leaves_leases_and_plan_to_the_next_front_and_one_that_is_stopped_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def failing(_: DoorServer) -> None:
+        raise FarsideError("a door does not open")
+
+    port, deployment = free_port(), deployment_in(tmp_path)
+    portions = tuple(Portion(model=name, batch=4, rate=20.0) for name in MODELS)
+    plan = Plan(glets=(Glet(gpu=0, part_pct=100, cycle_ms=100.0, models=portions),))
+    state = tmp_path / "s.state"
+    StateFile(state, "t").write(plan, {"7": 0}, dict.fromkeys(MODELS, 20.0))
+    with manager(port, (204, "")) as there:
+        with_a_lease(there)
+        with monkeypatch.context() as patched:
+            patched.setattr(DoorServer, "start", failing)
+            with pytest.raises(FarsideError, match="a door does not open"):
+                await start(deployment, port, patched)
+        failed = list(there.asked)
+        was_kept = state.exists()
+        await start(deployment, port, monkeypatch)
+
+    assert any(one.startswith("PUT") for one in failed), "it was claimed"
+    assert not [one for one in failed if one.startswith(("POST", "DELETE"))]
+    assert was_kept
+    assert "POST /v1/jobs/7/cancel" in there.asked
+    assert any(one.startswith("DELETE /v1/deployments/t") for one in there.asked)
+    assert not state.exists()
+
+
+@in_loop
+async def test_a_front_that_waits_for_its_manager_says_so_to_who_asks_for_its_status(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starting = asyncio.ensure_future(start(deployment_in(tmp_path), free_port(), monkeypatch))
+    told = ""
+    async with asyncio.timeout(DEADLINE_S):
+        while "waits for its manager" not in told:
+            try:
+                await admin.ask(tmp_path / "s", "status")
+            except PeerError as error:
+                told = str(error)
+            await asyncio.sleep(0.01)
+    starting.cancel()
+    await asyncio.wait([starting])
+
+    assert told.startswith("t is starting and waits for its manager: ")
