@@ -369,6 +369,87 @@ async def test_a_front_goes_on_with_the_plan_of_the_one_before_where_its_devices
     await fleet.close()
 
 
+class Stuck:
+    """A device on which an executor neither starts nor fails."""
+
+    def can_resize(self, from_pct: int, to_pct: int) -> bool:
+        return False
+
+    async def start(self, *_: object, **_said: object) -> ExecutorHandle:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
+@in_loop
+async def test_an_executor_that_does_not_come_back_to_a_new_front_does_not_hold_up_those_that_do(
+    tmp_path: Path,
+) -> None:
+    (file,) = small_models(tmp_path, ("mlp",))
+    fleet, pool = fleet_of((file,), numbers=(1,), others={0: Stuck()})
+    devices, client = Leased(), Client(pool)
+    devices.usable = frozenset({0, 1})
+    controller = Controller(fleet, pool, TwoGpus(), devices, {"mlp": 100.0}, SETTINGS)  # type: ignore[arg-type]
+
+    async with asyncio.timeout(60):
+        assert await controller.resume(TWO)
+    await until_so(lambda: pool.is_ready("mlp"))
+    send(client, 1, file)
+    await client.all(1)
+
+    assert pool.counts["mlp"].met == 1
+    assert [(one.gpu, executor is not None) for one, executor in fleet.executors] == [(0, False), (1, True)]
+    await fleet.close()
+
+
+@pytest.mark.usefixtures("tried_again_at_once")
+@in_loop
+async def test_an_executor_that_fails_as_a_new_front_takes_it_over_starts_again_and_does_not_close_those_that_run(
+    tmp_path: Path,
+) -> None:
+    files = small_models(tmp_path, ("mlp", "lstm"))
+    driver, devices = Failing(), Leased()
+    driver.gone, devices.usable = {1}, frozenset({0, 1})
+    fleet, pool = fleet_of(files, driver)
+    rates = {"mlp": 10.0, "lstm": 10.0}
+    controller = Controller(fleet, pool, TwoGpus(), devices, rates, SETTINGS)  # type: ignore[arg-type]
+    before = Plan(glets=(glet(0, "mlp"), glet(1, "lstm")))
+
+    assert await controller.resume(before)
+    await until_so(lambda: pool.is_ready("mlp") and devices.usable == {0})
+    runs = fleet.executors[0][1]
+    driver.gone.clear()
+    await until_so(lambda: pool.is_ready("lstm"))
+
+    assert fleet.plan == before
+    assert fleet.executors[0][1] is runs
+    await fleet.close()
+
+
+@pytest.mark.usefixtures("tried_again_at_once")
+@in_loop
+async def test_a_new_front_plans_round_a_device_on_which_none_of_the_executors_of_the_one_before_comes(
+    tmp_path: Path,
+) -> None:
+    (file,) = small_models(tmp_path, ("mlp",))
+    fleet, pool = fleet_of((file,), numbers=(1, 3), others={0: Broken()})
+    devices = Leased()
+    devices.usable = frozenset({0, 1})
+    controller = Controller(fleet, pool, TwoGpus(), devices, {"mlp": 100.0}, SETTINGS)  # type: ignore[arg-type]
+
+    assert await controller.resume(TWO)
+    await until_so(lambda: pool.is_ready("mlp") and devices.usable == {1})
+    runs = fleet.executors[1][1]
+    watching = asyncio.ensure_future(controller.run())
+    devices.usable = frozenset({1, 3})
+    await until_so(lambda: gpus(fleet.plan) == {1, 3})
+
+    assert [executor for one, executor in fleet.executors if one.gpu == 1] == [runs]
+    assert [one.problem for one in controller.records if one.problem] == []
+    watching.cancel()
+    await asyncio.wait([watching])
+    await fleet.close()
+
+
 @in_loop
 async def test_a_front_after_another_whose_rates_are_too_much_plans_for_a_share_and_its_own_rates_end_a_start(
     tmp_path: Path,

@@ -74,6 +74,8 @@ class Fleet:
         self.plan = plan
         return self.phases
 
+    take_over = change
+
 
 class Pool:
     """Counts the same in each tick."""

@@ -145,20 +145,17 @@ class Controller:
     async def resume(self, plan: Plan) -> bool:
         """Goes on with what the front before had routed, on those of its devices that are there; False: there are none.
 
-        What is missing, and whether the rates want another plan, the first epoch sees to, which follows at once then.
+        An executor that does not come holds up no other one. Which devices are missing, and whether the rates want
+        another plan, the first epoch sees to, which follows at once then.
         """
         self._want(plan.gpus)
         usable = frozenset(self._devices.usable)
         left = Plan(glets=tuple(glet for glet in plan.glets if glet.gpu in usable))
         if not left.glets:
             return False
-        try:
-            phases = await self._fleet.change(left, self._wanted())
-        except FarsideError as error:
-            self._record(TAKEN_OVER, self._fleet.plan, 0.0, problem=f"the last plan is not taken over: {error}")
-            return False
-        self._scale = Scale(plan=plan, gpus=plan.gpus)
         self._seen = usable
+        phases = await self._fleet.take_over(left, self._wanted())
+        self._scale = Scale(plan=plan, gpus=plan.gpus)
         self._is_short = left != plan
         # Also where all is there: of the GPUs that are kept some may not be needed.
         self._is_owed = True

@@ -10,7 +10,7 @@ import statistics
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from farside.agent.serving.handle import BatchDone, ExecutorEnded, ExecutorHandle, ServeError
 from farside.agent.serving.model_file import ModelFile
@@ -33,6 +33,8 @@ AGAIN_S = 1.0  # after a start that failed
 LIVED_S = 10.0
 # An executor has so long to end after its batches; longer where others need its memory, as a kill frees none at once.
 CLOSE_S, FREE_S = 0.5, 5.0
+# A front that takes executors over waits so long for those that do not come.
+TAKE_OVER_S = 1.0
 _REASONS_MAX = 16
 # Of a device, for what prepares in a calm change, if that is ready so soon: a burst meanwhile has to wait for its end.
 CALM_PCT, CALM_S = 20, 15.0
@@ -220,6 +222,25 @@ class Fleet:
             prepare_s=switched_s - began_s, drain_s=self._loop.time() - switched_s, prepared=len(fresh),
             resized=len(resized), closed=len(leaving), closed_first=sum(one.is_closed_first for one in leaving),
         )  # fmt: skip
+
+    async def take_over(self, plan: Plan, rates: Mapping[str, float]) -> Phases:
+        """Goes on with what another front had routed: each executor serves as soon as it is there, whatever others do.
+
+        One that does not come is started as one that has died. Returns once all are there, or TAKE_OVER_S later: those
+        that run are there within a moment.
+
+        Args:
+            plan: What was routed, on devices that are there; nothing runs here yet.
+            rates: Planned requests a second by model.
+        """
+        began_s = self._loop.time()
+        self._opened, self._plan, self._rates = [_Opened(glet) for glet in plan.glets], plan, rates
+        coming = [asyncio.ensure_future(in_own_task(self._restart(one))) for one in self._opened]
+        for one, task in zip(self._opened, coming, strict=True):
+            one.task = task
+        await asyncio.wait(coming, timeout=TAKE_OVER_S)
+        there = sum(one.executor is not None for one in self._opened)
+        return replace(NOTHING_CHANGED, prepare_s=self._loop.time() - began_s, prepared=there)
 
     async def close(self) -> None:
         """Ends all executors."""
