@@ -183,6 +183,24 @@ def test_a_rise_that_nobody_could_plan_for_at_once_is_told_until_somebody_does()
     assert causes == [*[None] * 9, *["rise"] * 5]
 
 
+@pytest.mark.parametrize(
+    ("count", "drops", "found_at_s", "cause"),
+    [(25, 0, 20.0, "period"), (90, 0, 5.0, "burst"), (50, 4, 5.0, "drops")],
+)
+def test_a_cause_that_is_found_while_a_change_is_made_is_told_until_a_plan_may_follow(
+    count: int, drops: int, found_at_s: float, cause: Cause
+) -> None:
+    state, told_at_s = tracked({"a": 100.0}), list[float]()
+
+    for at in range(1, 61):
+        state, seen = tick(state, {"a": count}, {"a": drops}, at * SETTINGS.tick_s, SETTINGS)
+        if seen == cause:
+            told_at_s.append(at * SETTINGS.tick_s)
+
+    assert told_at_s == [found_at_s + at * SETTINGS.tick_s for at in range(len(told_at_s))]
+    assert told_at_s[-1] == 30.0
+
+
 def test_a_rate_that_falls_is_followed_by_the_slow_average_at_the_end_of_a_period() -> None:
     state, causes = run(tracked({"a": 100.0}), [25] * 40)
 

@@ -125,7 +125,8 @@ def tick(
 ) -> tuple[Tracked, Cause | None]:
     """Takes in the requests and drops of one tick; says why a new plan is due, or None.
 
-    A caller that plans then goes on with `planned`. Rows of a request count, not requests.
+    A caller that plans then goes on with `planned`. One that can't yet is told again at each tick, for as long as it is
+    so. Rows of a request count, not requests.
     """
     models = {name: _counted(one, name, state, counts, drops, settings) for name, one in state.models.items()}
     state = replace(state, models=models)
@@ -142,10 +143,10 @@ def tick(
     if may_be_early and any(_exceeds_plan(one, state.targets[name], settings) for name, one in models.items()):
         return state, "burst"
     if now_s - state.looked_s >= settings.period_s * (1 - 1e-9):
-        state = replace(state, looked_s=now_s)
         has_fallen = any(_has_fallen(one, state.targets[name], settings) for name, one in models.items())
         if has_fallen or _have_risen(state, settings):
             return state, "period"
+        state = replace(state, looked_s=now_s)
     return state, None
 
 
