@@ -1,15 +1,18 @@
 """Simulator and life: one plan, the same requests at the same times, simulated and served on this machine."""
 
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
 from benchmarks.figure import Figure, Row, Table
 from benchmarks.serving.bars import at_most, bars
-from benchmarks.serving.deployed import machine_note, outcomes, play, prepared
-from farside.cli.demo.serving_load import OUTCOMES, poisson
+from benchmarks.serving.deployed import WHO_GOES_FIRST, outcomes, play, prepared
+from benchmarks.serving.machine_noise import TRIED_HEADER, TURNS, Tried, noisy_note, spread
+from farside.cli.demo.serving_load import OUTCOMES, Result, poisson
 from farside.cli.demo.serving_rig import Mix, Running, devices
 from farside.errors import Unavailable
 from farside.scheduler.sharing.glet.catalog import SCHEDULERS
@@ -21,12 +24,38 @@ from farside.scheduler.sim.serving.executors import Executors
 from farside.serve.table import read_tables
 
 SHARES, SURE_SHARE = (0.8, 1.0, 1.2), 0.8
-SECONDS, QUICK_SECONDS = 60.0, 10.0
+# Three turns of these are two minutes of each share.
+SECONDS, QUICK_SECONDS = 40.0, 10.0
 GOODPUT_OFF_PCT, VIOLATED_OFF_POINTS = 5.0, 2.0
 
 
+class Turn(NamedTuple):
+    """A share of the planned maximum for some seconds: all requests, those met when simulated, and what was served."""
+
+    share: float
+    requests: int
+    met: int
+    served: Tried[Result]
+
+    @property
+    def goodput_off_pct(self) -> float:
+        """By how much the requests that were answered in time differ, of those simulated."""
+        return 100 * abs(self.served.result.counts()["met"] - self.met) / max(1, self.met)
+
+    @property
+    def violated_pct(self) -> tuple[float, float]:
+        """Simulated and served."""
+        return 100 * (1 - self.met / max(1, self.requests)), 100 * self.served.result.violated_share()
+
+    @property
+    def violated_off_points(self) -> float:
+        """By how much these differ."""
+        simulated, served = self.violated_pct
+        return abs(simulated - served)
+
+
 def measure_fidelity(*, quick: bool) -> Figure:
-    """Each share of the planned maximum, simulated, then served.
+    """Each share of the planned maximum, simulated, then served; all shares in turns.
 
     Raises:
         Unavailable: The largest rates have no plan.
@@ -39,49 +68,68 @@ def measure_fidelity(*, quick: bool) -> Figure:
     )
     if not isinstance(plan, Plan):
         raise Unavailable(f"the largest rates have no plan: {plan.why}")
-    rows: list[Row] = []
-    judged: list[Row] = []
-    notes: list[str] = []
+    found: list[Turn] = []
     with Running(folder, mix, mix.most, options=("--plan", str(write_plan(folder, plan)))) as running:
-        for share in SHARES:
-            times = poisson(mix.rates(share), seconds, int(100 * share))
-            simulated = simulate(plan, sizes, times, seconds)
-            result, machine = play(running, times)
-            requests = sum(one.requests for one in simulated.values())
-            met = sum(one.met for one in simulated.values())
-            violated = 1 - met / max(1, requests)
-            lived, lived_violated = result.goodput(seconds), result.violated_share()
-            rows.append(
-                (f"{share:g}", f"{requests}", f"{met / seconds:.1f}", f"{lived:.1f}", f"{100 * violated:.2f}",
-                 f"{100 * lived_violated:.2f}", *outcomes(result))
-            )  # fmt: skip
-            off_pct = 100 * abs(lived - met / seconds) * seconds / max(1, met)
-            judged.append(at_most(f"goodput at {share:g} of the maximum off by, %", off_pct, GOODPUT_OFF_PCT))
-            if share == SURE_SHARE:
-                off_points = 100 * abs(violated - lived_violated)
-                judged.append(at_most(f"violations at {share:g} off by, points", off_points, VIOLATED_OFF_POINTS))
-            notes.append(f"At {share:g}: {machine_note(machine)}")
+        for turn in range(TURNS):
+            for share in SHARES:
+                times = poisson(mix.rates(share), seconds, 1000 * turn + int(100 * share))
+                simulated = simulate(plan, sizes, times, seconds).values()
+                requests, met = (sum(getattr(one, what) for one in simulated) for what in ("requests", "met"))
+                found.append(Turn(share, requests, met, play(running, times)))
+    return fidelity_figure(found, seconds)
+
+
+def fidelity_figure(found: Sequence[Turn], seconds: float) -> Figure:
+    """The figure, of turns of so many seconds."""
+    by_share = {share: [turn for turn in found if turn.share == share] for share in SHARES}
+    judged: list[Row] = []
+    for share, turns in by_share.items():
+        off_pct = statistics.median(turn.goodput_off_pct for turn in turns)
+        judged.append(at_most(f"goodput at {share:g} of the maximum off by, %", off_pct, GOODPUT_OFF_PCT))
+        if share == SURE_SHARE:
+            off_points = statistics.median(turn.violated_off_points for turn in turns)
+            judged.append(at_most(f"violations at {share:g} off by, points", off_points, VIOLATED_OFF_POINTS))
     return Figure(
         key="serving-fidelity",
         title="The simulator beside life",
         source="glet 5.1",
         tables=(
             Table(
-                caption=f"One plan, the same requests, {seconds:g} s each at shares of the planned maximum",
-                header=(
-                    "share",
-                    "requests",
-                    "in time/s simulated",
-                    "served",
-                    "violated % simulated",
-                    "served",
-                    *OUTCOMES,
+                caption=f"One plan, the same requests: medians of {TURNS} turns of {seconds:g} s at shares of the "
+                "planned maximum",
+                header=("share", "requests/s", "in time/s simulated", "served", "off by %", "least", "most",
+                        "violated % simulated", "violated % served", "off by points", "points least", "points most"),
+                rows=tuple(_row(share, turns, seconds) for share, turns in by_share.items()),
+            ),
+            Table(
+                caption="Turns",
+                header=("share", "in time/s simulated", "served", "violated % simulated", "violated % served",
+                        *OUTCOMES, *TRIED_HEADER),
+                rows=tuple(
+                    (f"{turn.share:g}", f"{turn.met / seconds:.1f}",
+                     f"{turn.served.result.goodput(seconds):.1f}", *(f"{one:.2f}" for one in turn.violated_pct),
+                     *outcomes(turn.served.result), *turn.served.cells())
+                    for turn in found
                 ),
-                rows=tuple(rows),
             ),
             bars(*judged),
         ),
-        notes=tuple(notes),
+        notes=(noisy_note([turn.served for turn in found]), WHO_GOES_FIRST),
+    )  # fmt: skip
+
+
+def _row(share: float, turns: Sequence[Turn], seconds: float) -> Row:
+    middle = statistics.median
+    simulated_pct, served_pct = zip(*(turn.violated_pct for turn in turns), strict=True)
+    return (
+        f"{share:g}",
+        f"{middle(turn.requests for turn in turns) / seconds:.1f}",
+        f"{middle(turn.met for turn in turns) / seconds:.1f}",
+        f"{middle(turn.served.result.goodput(seconds) for turn in turns):.1f}",
+        *spread([turn.goodput_off_pct for turn in turns], ".2f"),
+        f"{middle(simulated_pct):.2f}",
+        f"{middle(served_pct):.2f}",
+        *spread([turn.violated_off_points for turn in turns], ".2f"),
     )
 
 

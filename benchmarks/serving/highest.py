@@ -5,35 +5,24 @@ It is searched for by halving a range of shares of a mix. A run with much steal 
 
 import asyncio
 import math
-import os
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
-import psutil
-
 from benchmarks.figure import Row
 from benchmarks.serving.deployed import VIOLATED_MAX
-from benchmarks.serving.machine_noise import Noise, noise, snapshot
+from benchmarks.serving.machine_noise import TRIED_HEADER, tried
 from farside.cli.demo.serving_load import OpenLoop, Target, poisson
 
-NOISE_MAX = 0.1  # of all cores' time: steal, or others' work
-TRIES = 3
-TRIAL_HEADER = ("server", "rate of the mix", "requests/s", "in time/s", "violated %", "steal %", "others %", "repeats")
+TRIAL_HEADER = ("server", "rate of the mix", "requests/s", "in time/s", "violated %", *TRIED_HEADER)
 
 
 class Server(Protocol):
-    """What requests are sent to; ``pid``: its process, with all that it has started below it."""
+    """What requests are sent to: a process that this one started, with all that it has started below it."""
 
     @property
     def http(self) -> int:
         """Port of its HTTP door, on loopback."""
-        ...
-
-    @property
-    def pid(self) -> int:
-        """See above."""
         ...
 
     def targets(self) -> Mapping[str, Target]:
@@ -43,13 +32,12 @@ class Server(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """A run at one rate: requests a second as sent and answered in time, noise, and how often it was repeated."""
+    """A run at one rate: requests a second as sent, and what came of the last of its tries."""
 
     rate: float
     goodput: float
     violated: float
-    noise: Noise
-    repeats: int
+    cells: tuple[str, ...]
 
     @property
     def passes(self) -> bool:
@@ -60,7 +48,7 @@ class Trial:
         """For a table under TRIAL_HEADER."""
         return (
             server, f"{share:.3f}", f"{self.rate:.1f}", f"{self.goodput:.1f}", f"{100 * self.violated:.2f}",
-            f"{100 * self.noise.steal:.0f}", f"{100 * self.noise.foreign:.0f}", f"{self.repeats}",
+            *self.cells,
         )  # fmt: skip
 
 
@@ -99,27 +87,8 @@ class Search:
 
 def attempt(server: Server, rates: Mapping[str, float], seconds: float, seed: int) -> Trial:
     """Poisson requests at these rates, again where the machine was not ours; the last run counts."""
-    targets = server.targets()
+    client = OpenLoop("127.0.0.1", server.http, server.targets())
     times = poisson(rates, seconds, seed)
-    repeats = 0
-    while True:
-        before, own_s = snapshot(), _own_s(server.pid)
-        result = asyncio.run(OpenLoop("127.0.0.1", server.http, targets).run(times))
-        machine = noise(before, snapshot(), _own_s(server.pid) - own_s)
-        if max(machine) <= NOISE_MAX or repeats == TRIES - 1:
-            return Trial(
-                rate=len(times) / seconds, goodput=result.goodput(seconds), violated=result.violated_share(),
-                noise=machine, repeats=repeats,
-            )  # fmt: skip
-        repeats += 1
-
-
-def _own_s(pid: int) -> float:
-    """CPU seconds of a process with all below it, and of this one, which is the client."""
-    server = psutil.Process(pid)
-    total = 0.0
-    for one in (server, *server.children(recursive=True), psutil.Process(os.getpid())):
-        with suppress(psutil.NoSuchProcess):
-            times = one.cpu_times()
-            total += times.user + times.system
-    return total
+    found = asyncio.run(tried(lambda: client.run(times)))
+    goodput, violated = found.result.goodput(seconds), found.result.violated_share()
+    return Trial(rate=len(times) / seconds, goodput=goodput, violated=violated, cells=found.cells())

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from benchmarks.figure import Figure, Row, Table
 from benchmarks.serving.bars import at_least, at_most, bars
-from benchmarks.serving.deployed import VIOLATED_MAX, kept_folder, machine_note, outcomes, play
+from benchmarks.serving.deployed import VIOLATED_MAX, WHO_GOES_FIRST, kept_folder, outcomes, play
+from benchmarks.serving.machine_noise import noisy_note
 from farside.agent.serving.executor import Executor, start_executor
 from farside.agent.serving.handle import BatchDone
 from farside.agent.serving.partition.catalog import DRIVERS
@@ -62,7 +63,8 @@ def _measured(driver_name: str, *, quick: bool) -> Figure:
             f"{one.glet.part_pct} %: {', '.join(f'{each.model} x{each.batch}' for each in one.glet.models)}"
             for one in running.status().glets
         ]
-        result, machine = play(running, poisson(rates, seconds, 1))
+        run = play(running, poisson(rates, seconds, 1))
+    result = run.result
     violated = 100 * result.violated_share()
     rows = tuple(
         (
@@ -93,7 +95,7 @@ def _measured(driver_name: str, *, quick: bool) -> Figure:
             f"On {_device()}. The plan: {'; '.join(plan)}.",
             f"{violated:.2f} % violated in all; {100 * VIOLATED_MAX:g} % is the most.",
             f"The client was {1000 * result.behind_s:.0f} ms behind at worst.",
-            machine_note(machine),
+            f"{noisy_note([run])} {WHO_GOES_FIRST}",
         ),
     )
 

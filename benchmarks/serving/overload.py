@@ -5,13 +5,18 @@ cores; what they take beyond that, executors lose. So the same is measured where
 is lost by the rules.
 """
 
+import asyncio
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import psutil
 
 from benchmarks.figure import Figure, Row, Table
 from benchmarks.serving.bars import at_least, bars
-from benchmarks.serving.deployed import VIOLATED_MAX, machine_note, play, prepared
+from benchmarks.serving.deployed import VIOLATED_MAX, WHO_GOES_FIRST, prepared
+from benchmarks.serving.machine_noise import TRIED_HEADER, Tried, noisy_note, tried
 from farside.agent.serving.partition.cpu import CAPACITY_PCT
-from farside.cli.demo.serving_load import poisson
+from farside.cli.demo.serving_load import OpenLoop, Result, poisson
 from farside.cli.demo.serving_rig import Running
 
 SHARES = (0.4, 0.6, 0.8, 1.0, 1.2, 1.4)
@@ -21,6 +26,13 @@ KEPT_MIN = 0.9
 CAPACITIES_PCT = (CAPACITY_PCT, 60)
 # A model starves where not even so many of its requests are answered in time.
 STARVED_PCT = 5.0
+
+
+class _Run(NamedTuple):
+    """What became of requests, and CPU seconds of front and client."""
+
+    result: Result
+    beside_s: float
 
 
 def measure_overload(*, quick: bool) -> Figure:
@@ -39,7 +51,7 @@ def measure_overload(*, quick: bool) -> Figure:
             Table(
                 caption=f"{seconds:g} s each; rates are shares of the planned maximum, then times what passed",
                 header=("models' part of cores %", "rate", "requests/s", "in time/s", "violated %",
-                        "worst model in time %", "of the best", "cores of front and client"),
+                        "worst model in time %", "of the best", "cores of front and client", *TRIED_HEADER),
                 rows=tuple(rows),
             ),
             bars(*judged),
@@ -52,33 +64,46 @@ def _rates(capacity_pct: int, judged: list[Row], notes: list[str], *, quick: boo
     folder, mix = prepared(quick=quick, capacity_pct=capacity_pct)
     seconds = QUICK_SECONDS if quick else SECONDS
     rows: list[Row] = []
-    best, passing, machine = 0.0, 0.0, ""
+    best, passing = 0.0, 0.0
+    runs: list[Tried[_Run]] = []
     with Running(folder, mix, mix.rates(1.0), extra=(f"capacity_pct = {capacity_pct}",)) as running:
         for share in (*SHARES, *TIMES):
             is_over = len(rows) >= len(SHARES)
             if is_over and not passing:
                 break
             rates = mix.rates(share * passing if is_over else share)
-            before_s = _cpu_s(running)
-            result, found = play(running, poisson(rates, seconds, int(100 * share)))
-            beside = (_cpu_s(running) - before_s) / seconds
+            runs.append(_played(running, poisson(rates, seconds, int(100 * share))))
+            result, beside_s = runs[-1].result
             goodput, violated = result.goodput(seconds), result.violated_share()
             served = [result.counts(one)["met"] / max(1, result.counts(one).total()) for one in rates]
-            best, machine = max(best, goodput), machine_note(found)
+            best = max(best, goodput)
             if not is_over and violated <= VIOLATED_MAX:
                 passing = share
             rows.append(
                 (f"{capacity_pct}", f"{share:g} x passing" if is_over else f"{share:g}", f"{sum(rates.values()):.1f}",
                  f"{goodput:.1f}", f"{100 * violated:.1f}", f"{100 * min(served):.0f}", f"{goodput / best:.2f}",
-                 f"{beside:.2f}")
+                 f"{beside_s / seconds:.2f}", *runs[-1].cells())
             )  # fmt: skip
             if is_over:
                 what = f"at {share:g} x passing, models with {capacity_pct} % of the cores"
                 judged.append(at_least(f"in time {what}, of the best", goodput / best, KEPT_MIN))
                 judged.append(at_least(f"worst model in time {what}, %", 100 * min(served), STARVED_PCT))
     judged.append(at_least(f"passed, of the planned maximum with {capacity_pct} %", passing, SHARES[0]))
-    notes.append(f"With {capacity_pct} % {passing:g} of the planned maximum passed. {machine}")
+    passed = f"With {capacity_pct} % {passing:g} of the planned maximum passed."
+    notes.append(f"{passed} {noisy_note(runs)} {WHO_GOES_FIRST}")
     return rows
+
+
+def _played(running: Running, times: Sequence[tuple[float, str]]) -> Tried[_Run]:
+    """Requests at these times, sent again where the machine was not ours."""
+    client = OpenLoop("127.0.0.1", running.http, running.targets())
+
+    async def run() -> _Run:
+        before_s = _cpu_s(running)
+        result = await client.run(times)
+        return _Run(result, _cpu_s(running) - before_s)
+
+    return asyncio.run(tried(run))
 
 
 def _cpu_s(running: Running) -> float:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from benchmarks.figure import Figure, Table
 from benchmarks.serving.deployed import machine_note
-from benchmarks.serving.machine_noise import noise, snapshot
+from benchmarks.serving.machine_noise import Watch
 from farside.agent.serving.describe import ModelRequest, describe_models
 from farside.agent.serving.executor import start_executor
 from farside.agent.serving.partition.cpu import CpuDriver
@@ -34,9 +34,9 @@ def measure_prepare(*, quick: bool) -> Figure:
         folder = Path(place)
         for name, size in MODELS.items():
             make_models(folder, (name,), size=size)
-        before = snapshot()
+        watch = Watch()
         found = asyncio.run(_all(folder, QUICK_TURNS if quick else TURNS))
-        machine = noise(before, snapshot(), 0.0)
+        machine = watch.noise()
     rows = tuple((f"{bound}", f"{statistics.median(found[bound]):.1f}") for bound in BOUNDS)
     caption = f"An executor with {len(MODELS)} models on {PART_PCT} % of a core, median of starts in turns"
     return Figure(

@@ -8,13 +8,14 @@ import asyncio
 import os
 import statistics
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.figure import Figure, Table
 from benchmarks.serving.bars import at_most, bars
-from benchmarks.serving.machine_noise import Noise, noise, snapshot
+from benchmarks.serving.machine_noise import TRIED_HEADER, Tried, snapshot, tried
 from farside.agent.serving.describe import ModelRequest, describe_models
 from farside.agent.serving.measure import BusyExecutor
 from farside.agent.serving.model_file import ModelFile
@@ -25,21 +26,17 @@ from farside.serve.sample_models import make_models
 
 PARTS = ((20,), (40,), (60,), (80,), (20, 80), (40, 60))
 WINDOWS, WINDOW_S = 5, 2.0
-NOISE_MAX = 0.1  # of steal, or of others' work: measured again, at most twice
-TRIES = 3
 BAR_POINTS = 2.0
 MODEL, BATCH = "conv", 32
 _WEIGHT = 64  # the quota is measured, not what the scheduler gives to whom while others want the cores
 
 
 class Measured(NamedTuple):
-    """One setting: asked and got of each part in percent, batches a second, noise, and how often it was repeated."""
+    """One setting: asked and got of each part in percent, and batches a second."""
 
     asked: tuple[int, ...]
     got: tuple[float, ...]
     batches_per_s: tuple[float, ...]
-    noise: Noise
-    repeats: int
 
 
 def measure_shares(*, quick: bool) -> Figure:
@@ -57,7 +54,7 @@ def measure_shares(*, quick: bool) -> Figure:
     return _figure(found, window_s)
 
 
-async def _all(path: Path, window_s: float) -> list[Measured]:
+async def _all(path: Path, window_s: float) -> list[Tried[Measured]]:
     models = await describe_models([ModelRequest(name=MODEL, path=str(path), max_batch=BATCH)])
     cores = tuple(sorted(os.sched_getaffinity(0)))
     return [await _one(models, cores, parts, window_s) for parts in PARTS]
@@ -65,7 +62,7 @@ async def _all(path: Path, window_s: float) -> list[Measured]:
 
 async def _one(
     models: Sequence[ModelFile], cores: tuple[int, ...], parts: tuple[int, ...], window_s: float
-) -> Measured:
+) -> Tried[Measured]:
     driver = CpuDriver(weight=_WEIGHT)
     busy = [BusyExecutor() for _ in parts]
     try:
@@ -75,13 +72,10 @@ async def _one(
         for executor in busy:
             while not executor.is_warm:
                 await executor.came()
-        repeat = 0
-        while True:
-            found = await _windows(busy, parts, len(cores), driver.capacity_pct / 100, window_s, repeat)
-            print(f"{'+'.join(map(str, parts))}: {found}", flush=True)
-            repeat += 1
-            if max(found.noise) <= NOISE_MAX or repeat == TRIES:
-                return found
+        capacity = driver.capacity_pct / 100
+        found = await tried(lambda: _windows(busy, parts, len(cores), capacity, window_s))
+        print(f"{'+'.join(map(str, parts))}: {found}", flush=True)
+        return found
     finally:
         for executor in busy:
             if hasattr(executor, "executor"):
@@ -89,11 +83,11 @@ async def _one(
 
 
 async def _windows(
-    busy: Sequence[BusyExecutor], parts: tuple[int, ...], cores: int, capacity: float, window_s: float, repeat: int
+    busy: Sequence[BusyExecutor], parts: tuple[int, ...], cores: int, capacity: float, window_s: float
 ) -> Measured:
     """Windows one after the other; the median of each part's shares in them."""
     shares: list[list[float]] = [[] for _ in busy]
-    began, own_s = snapshot(), 0.0
+    began_s = time.monotonic()
     counts = [len(executor.done) for executor in busy]
     for _ in range(WINDOWS):
         before = snapshot()
@@ -102,14 +96,10 @@ async def _windows(
         after = snapshot()
         had_s = (after.at_s - before.at_s) - (after.steal_s - before.steal_s) / cores
         for at, executor in enumerate(busy):
-            spent_s = _used_s(executor) - used_s[at]
-            own_s += spent_s * cores
-            shares[at].append(100 * spent_s / (had_s * capacity))
-    ended = snapshot()
-    rates = tuple(
-        (len(executor.done) - count) / (ended.at_s - began.at_s) for executor, count in zip(busy, counts, strict=True)
-    )
-    return Measured(parts, tuple(map(statistics.median, shares)), rates, noise(began, ended, own_s), repeat)
+            shares[at].append(100 * (_used_s(executor) - used_s[at]) / (had_s * capacity))
+    took_s = time.monotonic() - began_s
+    rates = tuple((len(executor.done) - count) / took_s for executor, count in zip(busy, counts, strict=True))
+    return Measured(parts, tuple(map(statistics.median, shares)), rates)
 
 
 def _used_s(executor: BusyExecutor) -> float:
@@ -118,18 +108,17 @@ def _used_s(executor: BusyExecutor) -> float:
     return measured.device_s
 
 
-def _figure(found: Sequence[Measured], window_s: float) -> Figure:
-    alone = {one.asked[0]: one.batches_per_s[0] for one in found if len(one.asked) == 1}
+def _figure(found: Sequence[Tried[Measured]], window_s: float) -> Figure:
+    settings = [one.result for one in found]
+    alone = {one.asked[0]: one.batches_per_s[0] for one in settings if len(one.asked) == 1}
     rows = []
-    for one in found:
+    for each in found:
+        one = each.result
         for at, asked in enumerate(one.asked):
             beside = f"{one.asked[1 - at]} %" if len(one.asked) > 1 else "-"
             slower = f"{alone[asked] / one.batches_per_s[at]:.2f}" if len(one.asked) > 1 else "-"
             met = "yes" if abs(one.got[at] - asked) <= BAR_POINTS else "no"
-            rows.append(
-                (f"{asked} %", beside, f"{one.got[at]:.1f} %", met, slower, f"{100 * one.noise.steal:.0f} %",
-                 f"{100 * one.noise.foreign:.0f} %", f"{one.repeats}")
-            )  # fmt: skip
+            rows.append((f"{asked} %", beside, f"{one.got[at]:.1f} %", met, slower, *each.cells()))
     return Figure(
         key="shares",
         title=f"Shares of a device of CPU cores: {MODEL} in batches of {BATCH}, always busy",
@@ -137,22 +126,13 @@ def _figure(found: Sequence[Measured], window_s: float) -> Figure:
         tables=(
             Table(
                 caption="Asked and got, and batches a second alone by those beside the other part",
-                header=(
-                    "asked",
-                    "beside",
-                    "got",
-                    "within 2 points",
-                    "slower beside it",
-                    "steal",
-                    "other load",
-                    "repeats",
-                ),
+                header=("asked", "beside", "got", "within 2 points", "slower beside it", *TRIED_HEADER),
                 rows=tuple(rows),
             ),
             bars(
                 at_most(
                     "points off at worst",
-                    max(abs(got - asked) for one in found for got, asked in zip(one.got, one.asked, strict=True)),
+                    max(abs(got - asked) for one in settings for got, asked in zip(one.got, one.asked, strict=True)),
                     BAR_POINTS,
                 )
             ),

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from benchmarks.figure import Figure, Row, Table
 from benchmarks.serving.bars import at_least, at_most, bars
 from benchmarks.serving.deployed import VIOLATED_MAX, machine_note, outcomes, prepared
-from benchmarks.serving.machine_noise import noise, snapshot
+from benchmarks.serving.machine_noise import Watch
 from farside.cli.demo.serving_load import OUTCOMES, OpenLoop, Outcome, Result, poisson
 from farside.cli.demo.serving_rig import Running
 from farside.errors import PeerError
@@ -41,7 +41,7 @@ def measure_steps(*, quick: bool) -> Figure:
     step_s, steps = (QUICK_STEP_S, QUICK_STEPS) if quick else (STEP_S, STEPS)
     shares = [LOW * (TIMES if at % 2 else 1.0) for at in range(steps)]
     times = [one for at, share in enumerate(shares) for one in poisson(mix.rates(share), step_s, at, at * step_s)]
-    before = snapshot()
+    watch = Watch()
     with Running(folder, mix, mix.rates(LOW)) as running:
         result = asyncio.run(OpenLoop("127.0.0.1", running.http, running.targets()).run(times))
         status = running.status()
@@ -92,7 +92,7 @@ def measure_steps(*, quick: bool) -> Figure:
         notes=(
             f"kill -9 of an executor at {len(moments)} moments: from {BACK_KILL_S:g} s after each to the next "
             f"{100 * max(after, default=0):.2f} % violated at worst; {100 * VIOLATED_MAX:g} % is the most.",
-            machine_note(noise(before, snapshot(), 0.0)),
+            machine_note(watch.noise()),
         ),
     )
 

@@ -102,12 +102,6 @@ class Triton:
         if self._process is not None:
             end_process(self._process, END_S)
 
-    @property
-    def pid(self) -> int:
-        """Number of its process."""
-        assert self._process is not None
-        return self._process.pid
-
     def targets(self) -> dict[str, Target]:
         """Its models, for the client."""
         return {
