@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import glet_interference, glet_schedulable, glet_throughput, glet_waves
-from benchmarks.glet_schedulable import FEWEST, GLET, IDEAL, SBP, turned
+from benchmarks.glet_schedulable import FEWEST, GLET, IDEAL, SBP, turned, turned_by_a_gpu
 from benchmarks.glet_tables import all_scenarios, applications
 from tests.sharing.drawn import GLET_DATA, needs_tables, shared_tables
 
@@ -23,6 +23,13 @@ def test_neighbours_that_a_lower_rate_makes_impossible_are_counted() -> None:
     # From (200, 100) and (100, 200) one step down leads to the one that is not scheduled. Those that lead to nobody
     # asking for anything are no scenarios.
     assert turned(scenarios, yes) == (2, 8)
+
+
+def test_scenarios_that_a_gpu_more_makes_impossible_are_counted() -> None:
+    verdicts = {3: [False, True, True, False], 4: [True, False, True, False], 5: [True, True, False, True]}
+
+    # The second from 3 to 4, the third from 4 to 5; four are yes on 3 or on 4.
+    assert turned_by_a_gpu(verdicts) == (2, 4)
 
 
 def test_the_second_wave_is_higher_and_both_end_where_they_began() -> None:
@@ -53,6 +60,13 @@ def test_a_sample_of_scenarios_is_counted_and_no_plan_is_unsound_by_its_own_clai
     assert {row[2] for row in rows.values()} == {"0"}
     assert int(rows[SBP][1]) <= int(rows[GLET][1]) <= int(rows[IDEAL][1])
     assert rows[GLET][3] == rows[IDEAL][3] == "0.0 %"
+    bars = {row[0]: row for row in figure.tables[1].rows}
+    assert bars["glet+int: a GPU more turns yes into no, 3 to 5 GPUs"][1].startswith("0 of ")
+    times = [row for name, row in bars.items() if name.startswith("CPU ms")]
+    assert [row[2] for row in times] == ["at most 2", "at most 20"] * 2
+    decided = {row[0]: row[1:3] for row in figure.tables[2].rows}
+    repeated, new = decided[FEWEST], decided[f"{FEWEST}: rates that come for the first time"]
+    assert [row[1] for row in times] == [*repeated, *new]
     assert [row[0] for row in figure.tables[2].rows][-1] == f"{FEWEST}: 50 models, 64 GPUs"
 
 
