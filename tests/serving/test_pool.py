@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from farside.agent.serving.life import RAISED_IN_A_ROW
 from farside.scheduler.sharing.glet.gate import Gate
+from farside.scheduler.sharing.glet.round import Dispatch, GletRound, Slot, look
 from farside.serve.inference import Array, InferenceError, Kind
 from farside.serve.pool import QUEUE_ROWS_MIN, Pool, Turns
-from farside.serve.queues import Waiting
+from farside.serve.queues import RequestQueue, Waiting
 from tests.serving.front import close_gate, glet_turns, in_loop, model_file, pool_of
 
 MODEL = model_file()
@@ -226,6 +227,28 @@ async def test_a_killed_executors_batch_runs_again_once_and_each_request_by_itse
     assert dict(client.ends) == {n: [[[2.0 * n] * 3]] for n in range(3)}
     assert healthy.ran[0] == ("twice", 1)
     assert pool.counts["twice"].again == 1, "the second and third request had not begun to run"
+
+
+def test_a_request_that_runs_again_is_given_up_only_if_it_would_be_late_alone() -> None:
+    """Those behind it are judged by a batch of all of them, as ever."""
+    dropped = list[Waiting]()
+    queue = RequestQueue(dropped.append, Gate(slo_s=0.1))
+    glet = GletRound(slots=[Slot("twice", 4, [0.015, 0.02, 0.025, 0.03])], cycle_s=0.05)
+    requests = [
+        Waiting(
+            model="twice", rows=1, inputs=[], arrived_s=0.0, deadline_s=0.1, encode=list,
+            answer=lambda _: None, fail=lambda _: None, is_again=number == 0,
+        )
+        for number in range(4)
+    ]  # fmt: skip
+    for one in requests:
+        queue.add(one)
+
+    assert look(glet, {"twice": queue}, 0.08) == Dispatch("twice", 1)
+    assert queue.take(1) == requests[:1]
+    assert look(glet, {"twice": queue}, 0.08) == Dispatch("twice", 2)
+
+    assert dropped == requests[1:2]
 
 
 @in_loop

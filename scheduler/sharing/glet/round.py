@@ -22,7 +22,7 @@ class Queue(Protocol):
     """The requests of one model that wait, oldest first. Each row of a request counts."""
 
     def waiting(self, now_s: float) -> int:
-        """How many have arrived and wait."""
+        """How many have arrived, wait, and may be in the next batch."""
         ...
 
     def oldest(self) -> int:

@@ -54,8 +54,9 @@ class RequestQueue:
         return len(self._requests)
 
     def waiting(self, now_s: float) -> int:
-        """Rows that wait."""
-        return self.rows
+        """Rows that wait; where the first runs again, which it does alone, its own: by these its batch is judged."""
+        requests = self._requests
+        return requests[0].rows if requests and requests[0].is_again else self.rows
 
     def oldest(self) -> int:
         """Rows of the first."""
