@@ -23,7 +23,7 @@ A caller is a member, or the Aggregator that a chunk moves away from.
 
 import copy
 import enum
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Annotated
 
 import msgspec
@@ -443,8 +443,3 @@ class Door:
         if self._agreed & Feature.CODES:
             self.head_keys = proof.head_keys(self._key, self._said, proof.Side.MEMBER.other)
         self._state = _State.REQUEST
-
-
-def key_among(keys: Sequence[bytes], hello: Hello) -> bytes | None:
-    """The key that a caller means; None: it is not among these."""
-    return next((key for key in keys if proof.is_same(proof.key_id(key), hello.key_id)), None)

@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from farside.agent.aggregator.door import Attach, Hello, Refused, Request, key_among
+from farside.agent.aggregator.door import Attach, Hello, Refused, Request
 from farside.agent.aggregator.engine_job import engine_job
 from farside.agent.aggregator.layout import Layout, first_difference, make_layout, rule_problem, update_of
 from farside.agent.aggregator.plan import AggregatorAddress, JobPlan, Run, job_key, plan_problem, runs_problem
 from farside.errors import ConfigError, EngineError
 from farside.kmod_shim.engine.aggregation import Aggregator, AggregatorStats
 from farside.log import get_log
+from farside.proof import key_named
 from farside.units import format_bytes
 
 _log = get_log("aggregator.jobs")
@@ -135,14 +136,14 @@ class Jobs:
         """The key that a caller must prove."""
         order = self._orders.get((hello.job, hello.start))
         if order is not None:
-            return key_among((order.plan.key,), hello) or Refused(f"the key is not that of job {hello.job:.60}")
+            return key_named((order.plan.key,), hello.key_id) or Refused(f"the key is not that of job {hello.job:.60}")
         granted = self._grants.get((hello.job, hello.start))
         if granted is not None:
-            return key_among((granted,), hello) or Refused(f"the key is not that of job {hello.job:.60}")
+            return key_named((granted,), hello.key_id) or Refused(f"the key is not that of job {hello.job:.60}")
         secrets = self._secrets()
         if not secrets:  # its plan may be on its way
             return Refused(f"no plan has job {hello.job:.60}, and there is no key_file", is_final=False)
-        known = key_among([job_key(secret, hello.job, hello.start) for secret in secrets], hello)
+        known = key_named([job_key(secret, hello.job, hello.start) for secret in secrets], hello.key_id)
         line = "the job's key is not of this Aggregator's key_file; name the same file at both"
         return known or Refused(line, is_final=not hello.start)  # of a manager's start word may be on its way
 

@@ -3,7 +3,7 @@
 import asyncio
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,14 +20,15 @@ _log = get_log("agent.serving")
 
 
 async def run_lease(
-    listener: socket.socket, key: bytes, drivers: Mapping[str, Driver], *, alone_s: float = ALONE_S
-) -> None:
-    """Serves fronts that have the key, until SIGTERM, or until none was connected for ``alone_s`` seconds.
+    listener: socket.socket, keys: Callable[[], Sequence[bytes]], drivers: Mapping[str, Driver],
+    *, alone_s: float = ALONE_S,
+) -> None:  # fmt: skip
+    """Serves fronts that have one of the keys, until SIGTERM, or until none was connected for ``alone_s`` seconds.
 
     After SIGTERM it takes no new connection and waits until the front has ended the executors here: the front sees that
     the job stops, and serves elsewhere. The job's grace is the limit of that.
     """
-    worker, ended = Worker(key, drivers, gpus=os.environ.get("CUDA_VISIBLE_DEVICES")), asyncio.Event()
+    worker, ended = Worker(keys, drivers, gpus=os.environ.get("CUDA_VISIBLE_DEVICES")), asyncio.Event()
     loop = asyncio.get_running_loop()
     with on_end_signals(ended.set):
         server = await asyncio.start_server(worker.connected, sock=listener)

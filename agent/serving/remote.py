@@ -3,7 +3,7 @@
 import asyncio
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -19,19 +19,28 @@ from farside.agent.serving.life import ENDED, PREPARE_S, Exited, Received
 from farside.agent.serving.model_file import NUMPY_NAMES, ModelFile, TensorSpec
 from farside.agent.serving.partition.policy import Device, Measured
 from farside.agent.serving.wire import Frame, Kind, Open, Proven, Wire, split_rows
-from farside.errors import FarsideError
+from farside.errors import FarsideError, PeerError
 
 READ_BYTES_MAX = 1 << 20
 DIAL_S = 10.0
 RESIZE_S = 10.0  # in which a worker writes a quota
 
 
+class NoCommonKey(ServeError):
+    """A worker has none of its front's keys."""
+
+
 class Address(NamedTuple):
-    """Where a worker listens, and the deployment's key."""
+    """Where a worker listens, and the deployment's keys, as its file has them now: the first is preferred."""
 
     host: str
     port: int
-    key: bytes
+    current_keys: Callable[[], Sequence[bytes]]
+
+    @property
+    def name(self) -> str:
+        """What messages call the worker."""
+        return f"worker {self.host}:{self.port}"
 
 
 class RemotePart(NamedTuple):
@@ -58,30 +67,63 @@ async def start_remote_executor(
     """An executor at a worker, as `start_executor` makes one here; models have their paths there.
 
     Raises:
-        ServeError: The worker can't be reached or does not have the key, or the executor did not become ready.
+        ServeError: The worker can't be reached or has none of the keys, or the executor did not become ready.
     """
-    reader, writer = await dial(address)
+    reader, writer, wire = await connect(address)
     wanted = Open(
         driver=part.driver, device=part.device, part_pct=part.part_pct, models=tuple(models), p99_s=dict(p99_s or {}),
         device_name=part.device_name, runtimes=dict(part.runtimes), prepare_pct=prepare_pct, prepare_s=prepare_s,
     )  # fmt: skip
-    executor = RemoteExecutor(reader, writer, address, wanted, on_done, on_exit)
+    executor = RemoteExecutor(reader, writer, wire, address.name, wanted, on_done, on_exit)
     await executor.ready()
     return executor
 
 
-async def dial(address: Address) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """A connection to a worker.
+async def connect(address: Address) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, Wire]:
+    """A connection to a worker on which both ends have shown that they have a key: the first that the worker has, too.
 
     Raises:
-        ServeError: It can't be reached.
+        NoCommonKey: It has none of them.
+        ServeError: It can't be reached, or does not answer.
     """
+    for key in address.current_keys():
+        try:
+            return await _proven(address, key)
+        except NoCommonKey:
+            pass
+    raise NoCommonKey(f"{address.name}: it has hung up on each key of this front's key file")
+
+
+async def _proven(address: Address, key: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, Wire]:
+    reader, writer = await _dial(address)
+    wire = Wire(proof.Side.FRONT, (key,), os.urandom(32))
+    try:
+        async with asyncio.timeout(DIAL_S):
+            while not wire.is_proven:
+                writer.write(wire.data_to_send())
+                data = await reader.read(wire.needed)
+                if not data:  # so do workers of each version that do not have it
+                    raise NoCommonKey(f"{address.name}: it has hung up on the key")
+                list(wire.receive(data))
+        writer.write(wire.data_to_send())
+        notice_lost_peer(writer.get_extra_info("socket"))
+    except BaseException as error:
+        writer.transport.abort()
+        if isinstance(error, PeerError):
+            raise NoCommonKey(f"{address.name}: {error}") from error
+        if isinstance(error, OSError | TimeoutError):
+            raise ServeError(f"{address.name}: {error or 'no answer'}") from error
+        raise
+    return reader, writer, wire
+
+
+async def _dial(address: Address) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     try:
         async with asyncio.timeout(DIAL_S):
             return await asyncio.open_connection(address.host, address.port)
     except (OSError, TimeoutError) as error:
         why = error.strerror if isinstance(error, OSError) and error.strerror else f"no answer within {DIAL_S:g} s"
-        raise ServeError(f"worker {address.host}:{address.port}: {why}") from error
+        raise ServeError(f"{address.name}: {why}") from error
 
 
 class RemoteExecutor(ExecutorHandle):
@@ -94,15 +136,15 @@ class RemoteExecutor(ExecutorHandle):
         self,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
-        address: Address,
+        wire: Wire,
+        name: str,
         wanted: Open,
         on_done: OnDone,
         on_exit: OnExit,
     ) -> None:
         super().__init__(wanted.models, on_done, on_exit, p99_s=wanted.p99_s, prepare_s=wanted.prepare_s)
-        self._reader, self._writer, self._wanted = reader, writer, wanted
-        self._name = f"worker {address.host}:{address.port}"
-        self._wire = Wire(proof.Side.FRONT, address.key, os.urandom(32))
+        self._reader, self._writer, self._wire = reader, writer, wire
+        self._name, self._wanted = name, wanted
         self._slots = [
             [tuple(_views(tensors, model.max_batch) for tensors in (model.inputs, model.outputs)) for _ in range(2)]
             for model in wanted.models
@@ -110,7 +152,6 @@ class RemoteExecutor(ExecutorHandle):
         self._texts: dict[tuple[int, int], str] = {}
         self._part_pct = wanted.part_pct
         self._resized: asyncio.Future[bool] | None = None
-        self._flush()
         self._set_timer()
         self._reading = self._loop.create_task(self._read())
 
@@ -158,9 +199,6 @@ class RemoteExecutor(ExecutorHandle):
         return None
 
     def _send(self, frame: frames.Frame) -> None:
-        if not self._wire.is_proven:  # it is closed before it was open
-            self._kill()
-            return
         if frame.kind is frames.Kind.RUN:
             inputs = self._slots[frame.model][frame.slot][0]
             body = b"".join(view[: frame.rows].tobytes() for view in inputs.values())
@@ -171,7 +209,7 @@ class RemoteExecutor(ExecutorHandle):
 
     def _kill(self) -> None:
         """Tells its worker to end it, and waits for nothing: of a connection that is only lost it would be kept."""
-        if self._wire.is_proven and not self._writer.is_closing():
+        if not self._writer.is_closing():
             self._wire.send(Frame(Kind.CLOSE))
             self._flush()
         self._writer.transport.abort()
@@ -183,11 +221,15 @@ class RemoteExecutor(ExecutorHandle):
         self._writer.write(self._wire.data_to_send())
 
     async def _read(self) -> None:
-        """Reads until the connection ends, which ends the executor unless its worker has said why before."""
+        """Opens it, and reads until the connection ends, which ends it unless its worker has said why before."""
         line = f"{self._name}: the connection was lost"
         try:
+            self._wire.send(Frame(Kind.OPEN, body=msgspec.msgpack.encode(self._wanted)))
+            self._flush()
+            self._step(Received(frames.Frame(frames.Kind.HELLO)))
             while data := await self._reader.read(min(self._wire.needed, READ_BYTES_MAX)):
                 for event in self._wire.receive(data):
+                    assert not isinstance(event, Proven), "it was proven before"
                     self._take(event)
                 self._flush()
                 if self._life.state in ENDED:
@@ -203,12 +245,7 @@ class RemoteExecutor(ExecutorHandle):
         if not self._ended.done():
             self._ended.set_result(None)
 
-    def _take(self, event: Proven | Frame) -> None:
-        if isinstance(event, Proven):
-            notice_lost_peer(self._writer.get_extra_info("socket"))
-            self._wire.send(Frame(Kind.OPEN, body=msgspec.msgpack.encode(self._wanted)))
-            self._step(Received(frames.Frame(frames.Kind.HELLO)))
-            return
+    def _take(self, event: Frame) -> None:
         match event.kind:
             case Kind.OPENED:
                 self.pid = event.rows

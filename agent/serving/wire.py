@@ -123,14 +123,14 @@ class Wire:
 
     Args:
         side: Side.FRONT or Side.WORKER.
-        key: The deployment's.
+        keys: The deployment's: a front shows the first, and a worker has the one that its front names.
         nonce: 32 random bytes of this connection.
     """
 
-    def __init__(self, side: proof.Side, key: bytes, nonce: bytes) -> None:
+    def __init__(self, side: proof.Side, keys: Sequence[bytes], nonce: bytes) -> None:
         assert side in (proof.Side.FRONT, proof.Side.WORKER)
         assert len(nonce) == NONCE_BYTES
-        self._side, self._key, self._nonce = side, key, nonce
+        self._side, self._keys, self._key, self._nonce = side, keys, keys[0], nonce
         self._is_front = side is proof.Side.FRONT
         self._buffer = bytearray()
         self._said = b""
@@ -142,7 +142,7 @@ class Wire:
         self._to_send = bytearray()
         self._is_broken = False
         if self._is_front:
-            self._hello = _HELLO.pack(_MAGIC, VERSION, proof.key_id(key), nonce)
+            self._hello = _HELLO.pack(_MAGIC, VERSION, proof.key_id(self._key), nonce)
             self._to_send += self._hello
 
     @property
@@ -316,8 +316,10 @@ class Wire:
         magic, version, key_id, nonce = _HELLO.unpack(hello)
         if magic != _MAGIC or version != VERSION:
             raise RemoteProtocolError("what came is no front of this version")
-        if not proof.is_same(key_id, proof.key_id(self._key)):
+        key = proof.key_named(self._keys, key_id)
+        if key is None:
             raise PeerError("a front has another deployment's key", hint="give both the same key file")
+        self._key = key
         if nonce == self._nonce:
             raise RemoteProtocolError("a front sent our own number back")
         self._said = proof.transcript(_LABEL, hello, self._nonce)

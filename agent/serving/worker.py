@@ -1,7 +1,7 @@
 """A worker: starts executors on this host's device for fronts elsewhere, and carries their batches.
 
-A front that has proven the deployment's key may have an executor a connection. The front says when that is to end; one
-whose connection is lost is kept for the front that comes back (kept.py).
+A front that has proven a key of the deployment may have an executor a connection. The front says when that is to end;
+one whose connection is lost is kept for the front that comes back (kept.py).
 Strangers keep no front out: of STRANGERS_MAX that have proven nothing, the oldest of the address that has most makes
 room for another one.
 In a cluster a worker is the task of a lease, which is a job with one GPU (agent/serving/lease_task.py).
@@ -10,7 +10,7 @@ In a cluster a worker is the task of a lease, which is a job with one GPU (agent
 import asyncio
 import hashlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -41,16 +41,17 @@ class Worker:
     """What a connection needs.
 
     Args:
-        key: The deployment's.
+        keys: The deployment's, as its file has them now: a front may have any of them.
         drivers: This host's, by name.
         gpus: The GPUs that this process may use, as CUDA_VISIBLE_DEVICES has them; None: all of this host.
         kept_s: See kept.py.
     """
 
     def __init__(
-        self, key: bytes, drivers: Mapping[str, Driver], *, gpus: str | None = None, kept_s: float = KEPT_S
-    ) -> None:
-        self._key, self._drivers, self._gpus = key, drivers, gpus
+        self, keys: Callable[[], Sequence[bytes]], drivers: Mapping[str, Driver],
+        *, gpus: str | None = None, kept_s: float = KEPT_S,
+    ) -> None:  # fmt: skip
+        self._keys, self._drivers, self._gpus = keys, drivers, gpus
         self._sessions: set[_Session] = set()
         self._strangers = proof.Unproved(STRANGERS_MAX, STRANGERS_MAX)
         self._kept = KeptExecutors(lambda: self.has_front, kept_s=kept_s)
@@ -67,7 +68,7 @@ class Worker:
 
     async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serves one front; for `asyncio.start_server`."""
-        session = _Session(self._key, self._drivers, self._gpus, writer, self._let_in, self._kept)
+        session = _Session(self._keys(), self._drivers, self._gpus, writer, self._let_in, self._kept)
         self._sessions.add(session)
         self._strangers.come(session.address, session, session.hang_up)
         is_lost = False
@@ -106,7 +107,7 @@ class _Session:
 
     def __init__(
         self,
-        key: bytes,
+        keys: Sequence[bytes],
         drivers: Mapping[str, Driver],
         gpus: str | None,
         writer: asyncio.StreamWriter,
@@ -115,7 +116,7 @@ class _Session:
     ) -> None:
         self._drivers, self._gpus, self._writer, self._let_in, self._kept = drivers, gpus, writer, let_in, kept
         self.address = str((writer.get_extra_info("peername") or ("",))[0])
-        self._wire = Wire(proof.Side.WORKER, key, os.urandom(32))
+        self._wire = Wire(proof.Side.WORKER, keys, os.urandom(32))
         self.executor: ExecutorHandle | None = None
         self.wanted: Open | None = None
         self._opening: asyncio.Task[None] | None = None

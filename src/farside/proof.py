@@ -11,7 +11,7 @@ import hashlib
 import hmac
 import ipaddress
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 KEY_ID_BYTES = 8
 CODE_BYTES = 16
@@ -63,6 +63,11 @@ _PEERS = {
 def key_id(key: bytes) -> bytes:
     """Returns the name under which a key is offered to a peer: 8 bytes that do not reveal the key."""
     return hashlib.sha256(key).digest()[:KEY_ID_BYTES]
+
+
+def key_named(keys: Iterable[bytes], name: bytes) -> bytes | None:
+    """The key that a peer offers by its name; None: it is not among these."""
+    return next((key for key in keys if is_same(key_id(key), name)), None)
 
 
 def transcript(*parts: bytes) -> bytes:

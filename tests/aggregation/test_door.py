@@ -24,7 +24,6 @@ from farside.agent.aggregator.door import (
     Refused,
     Request,
     Welcome,
-    key_among,
 )
 from farside.agent.aggregator.layout import Tensor
 from farside.agent.aggregator.plan import Run
@@ -353,5 +352,5 @@ def test_a_reader_that_takes_more_than_is_needed_is_stopped() -> None:
 def test_a_key_is_found_by_its_name() -> None:
     hello = Hello(1, "j", 3, proof.key_id(KEY), NONCES[0])
 
-    assert key_among([OTHER_KEY, KEY], hello) == KEY
-    assert key_among([OTHER_KEY], hello) is None
+    assert proof.key_named([OTHER_KEY, KEY], hello.key_id) == KEY
+    assert proof.key_named([OTHER_KEY], hello.key_id) is None

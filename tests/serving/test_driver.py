@@ -18,7 +18,7 @@ from farside.serve.site import LocalSite, RemoteSite
 from tests.serving.executors import Watched, small_models
 
 CORE = min(os.sched_getaffinity(0))
-ANYWHERE = Address("127.0.0.1", 1, b"")
+ANYWHERE = Address("127.0.0.1", 1, tuple)
 
 
 @pytest.fixture

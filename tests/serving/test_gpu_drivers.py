@@ -25,7 +25,7 @@ from farside.errors import ConfigError, Unavailable
 from tests.serving.executors import Watched, small_models
 from tests.serving.front import in_loop
 from tests.serving.nvidia_stand_in import Nvml, NVMLError
-from tests.serving.test_worker import KEY, Front
+from tests.serving.test_worker import Front, one_key
 
 
 def test_mig_hands_out_the_instances_there_are_each_once() -> None:
@@ -250,9 +250,9 @@ def variables_of(pid: int) -> list[str]:
 async def test_an_executor_of_a_lease_is_on_the_gpu_that_the_lease_has(tmp_path: Path) -> None:
     models = small_models(tmp_path)
     for visible, name in (("MIG-1.2", "NVIDIA A100 MIG 3g.20gb"), ("GPU-0", "NVIDIA A100")):
-        worker, front = Worker(KEY, {"gpu": OnCores(Nvml())}, gpus=visible), Front()
+        worker, front = Worker(one_key, {"gpu": OnCores(Nvml())}, gpus=visible), Front()
         server = await asyncio.start_server(worker.connected, "127.0.0.1", 0)
-        address = Address("127.0.0.1", server.sockets[0].getsockname()[1], KEY)
+        address = Address("127.0.0.1", server.sockets[0].getsockname()[1], one_key)
 
         executor = await front.start(address, models, RemotePart("gpu", Device(), 100, name))
 
@@ -267,9 +267,9 @@ async def test_an_executor_of_a_lease_is_on_the_gpu_that_the_lease_has(tmp_path:
 
 @in_loop
 async def test_a_worker_from_which_all_gpus_are_hidden_takes_none(tmp_path: Path) -> None:
-    worker = Worker(KEY, {"gpu": OnCores(Nvml())}, gpus="")
+    worker = Worker(one_key, {"gpu": OnCores(Nvml())}, gpus="")
     server = await asyncio.start_server(worker.connected, "127.0.0.1", 0)
-    address = Address("127.0.0.1", server.sockets[0].getsockname()[1], KEY)
+    address = Address("127.0.0.1", server.sockets[0].getsockname()[1], one_key)
 
     with pytest.raises(ServeError, match="CUDA_VISIBLE_DEVICES is empty: it hides all GPUs"):
         await Front().start(address, small_models(tmp_path), RemotePart("gpu", Device(), 100, "NVIDIA A100"))

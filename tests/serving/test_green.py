@@ -29,7 +29,7 @@ from tests.serving.executors import Watched
 from tests.serving.front import in_loop
 from tests.serving.green_stand_in import GRANULES, HANG_END_S
 from tests.serving.nvidia_stand_in import Nvml
-from tests.serving.test_worker import KEY, Front
+from tests.serving.test_worker import Front, one_key
 from tests.support.waiting import DEADLINE_S, text_of, until
 
 PROGRAM = (green_stand_in.__file__,)
@@ -285,9 +285,9 @@ async def test_each_gpu_has_a_process_of_its_own(driver: GreenDriver, tmp_path: 
 @in_loop
 async def test_an_executor_of_a_lease_has_parts_too(driver: GreenDriver, tmp_path: Path) -> None:
     model = msgspec.structs.replace(Part(tmp_path).model, sha256=hashlib.sha256(b"").hexdigest())
-    worker, front = Worker(KEY, {"green": driver}), Front()
+    worker, front = Worker(one_key, {"green": driver}), Front()
     server = await asyncio.start_server(worker.connected, "127.0.0.1", 0)
-    address = Address("127.0.0.1", server.sockets[0].getsockname()[1], KEY)
+    address = Address("127.0.0.1", server.sockets[0].getsockname()[1], one_key)
     executor = await front.start(address, (model,), RemotePart("green", GPU, 40, "NVIDIA A100"))
 
     assert await executor.resize(80)

@@ -13,6 +13,7 @@ from urllib.parse import parse_qs
 import msgspec
 import pytest
 
+from farside.agent.serving.remote import NoCommonKey
 from farside.client.manager_client import ManagerAddress
 from farside.errors import FarsideError, PeerError
 from farside.scheduler.manager.view.deployments import (
@@ -27,10 +28,11 @@ from farside.scheduler.manager.view.deployments import (
     DeploymentBody,
 )
 from farside.serve.lease import keeper as keeper_module
-from farside.serve.lease.keeper import LeaseKeeper, LeaseSettings, silent_words
+from farside.serve.lease.keeper import REFUSALS_MAX, LeaseKeeper, LeaseSettings, silent_words
 from farside.serve.lease.report import fitting
 from farside.serve.lease.rules import LeaseRules
 from tests.serving.front import in_loop
+from tests.serving.test_worker import one_key
 from tests.support.ports import free_port
 from tests.support.waiting import DEADLINE_S
 
@@ -84,8 +86,8 @@ class Answering:
             case "POST", ["jobs"]:
                 self.submitting.set()
                 assert self.is_free.wait(DEADLINE_S)
-                self.of_deployment.append("8")
-                return 201, {"ids": ["8"]}
+                self.of_deployment.append(str(int(self.of_deployment[-1]) + 1))
+                return 201, {"ids": self.of_deployment[-1:]}
             case _:
                 return 200, self.job
 
@@ -121,7 +123,7 @@ def manager(port: int, report: tuple[int, str]) -> Iterator[Answering]:
 
 def keeper_of(port: int) -> LeaseKeeper:
     settings = LeaseSettings(
-        name="t", front="f", job={}, rules=LeaseRules(most=2, spare=0, replace_before_s=1.0), key=b"k" * 32,
+        name="t", front="f", job={}, rules=LeaseRules(most=2, spare=0, replace_before_s=1.0), keys=one_key,
         site_of=lambda *_: pytest.fail("no lease runs"),
     )  # fmt: skip
     return LeaseKeeper(ManagerAddress(endpoint=f"http://127.0.0.1:{port}"), settings)
@@ -461,3 +463,33 @@ async def test_a_lease_of_the_front_before_that_the_file_asks_for_otherwise_now_
 
     assert there.changed() == ["POST /v1/jobs"]
     assert list(keeper.leaving.values()) == ["the file asks for another one"]
+
+
+@in_loop
+async def test_leases_whose_workers_have_other_keys_are_replaced_and_new_ones_not_again_and_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def refused(_: object) -> Line:
+        raise NoCommonKey("it has hung up on each key")
+
+    port = free_port()
+    with manager(port, (204, "")) as there:
+        there.of_deployment = ["5", "6"]
+        keeper = keeper_of(port)
+        on_running(keeper, there, monkeypatch)
+        monkeypatch.setattr(keeper_module, "connect_worker", refused)
+        keeper.want(2)
+        for _ in range(REFUSALS_MAX - 1):
+            await keeper.look()
+        early = there.changed()
+        await keeper.look()
+        replaced = there.changed()
+        told = keeper.lease_problem
+        for _ in range(3 * REFUSALS_MAX):
+            await keeper.look()
+        later = there.changed()[len(replaced) :]
+
+    assert early == []
+    assert replaced == [*(f"POST /v1/jobs/{job}/cancel" for job in "56"), "POST /v1/jobs", "POST /v1/jobs"]
+    assert told.endswith("its worker on n1 has no key of the front's key_file; give front and nodes the same file")
+    assert later == [f"POST /v1/jobs/{job}/cancel" for job in "78"], "others are asked for minutes later"

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -13,17 +14,15 @@ import pytest
 from farside.agent.serving.handle import ServeError
 from farside.agent.serving.lease_task import run_lease
 from farside.agent.serving.partition.whole import WholeDriver
-from farside.agent.serving.remote import Address
+from farside.agent.serving.remote import Address, NoCommonKey
 from farside.agent.serving.worker_line import connect_worker
-from farside.cli.keygen import make_key
-from farside.daemon.control.keys import read_keys
+from farside.cli.keygen import add_key, make_key, retire_key
+from farside.daemon.control.keys import KeyRing, read_keys
 from tests.serving.executors import small_models
 from tests.serving.front import in_loop
-from tests.serving.test_worker import Front
+from tests.serving.test_worker import Front, one_key
 from tests.support.ports import free_port
 from tests.support.waiting import DEADLINE_S, text_of, until
-
-KEY = b"k" * 32
 
 
 async def takes_fronts(address: Address) -> bool:
@@ -37,8 +36,8 @@ async def takes_fronts(address: Address) -> bool:
 @in_loop
 async def test_a_worker_that_no_front_needs_ends_and_one_with_a_front_stays() -> None:
     listener = socket.create_server(("127.0.0.1", 0))
-    address = Address("127.0.0.1", listener.getsockname()[1], KEY)
-    task = asyncio.ensure_future(run_lease(listener, KEY, {"whole": WholeDriver()}, alone_s=2.5))
+    address = Address("127.0.0.1", listener.getsockname()[1], one_key)
+    task = asyncio.ensure_future(run_lease(listener, one_key, {"whole": WholeDriver()}, alone_s=2.5))
     line = await connect_worker(address)
 
     done, _ = await asyncio.wait([task], timeout=4.0)
@@ -53,12 +52,46 @@ async def test_a_worker_that_no_front_needs_ends_and_one_with_a_front_stays() ->
 async def test_a_worker_that_has_another_key_is_none() -> None:
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
-    task = asyncio.ensure_future(run_lease(listener, KEY, {}, alone_s=DEADLINE_S))
+    task = asyncio.ensure_future(run_lease(listener, one_key, {}, alone_s=DEADLINE_S))
 
     with pytest.raises(ServeError, match=f"worker 127.0.0.1:{port}: "):
-        await connect_worker(Address("127.0.0.1", port, b"o" * 32))
+        await connect_worker(Address("127.0.0.1", port, lambda: (b"o" * 32,)))
     task.cancel()
     await asyncio.wait([task])
+
+
+def test_a_key_is_changed_in_the_files_of_front_and_worker_without_a_gap(tmp_path: Path) -> None:
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    make_key(ours)
+    shutil.copy2(ours, theirs)
+    before = read_keys(ours)
+    port, log = free_port(), tmp_path / "log"
+    command = [sys.executable, "-m", "farside", "serve", "worker", "--key-file", str(theirs)]
+    with log.open("wb") as out:
+        process = subprocess.Popen([*command, "--listen", f"tcp:127.0.0.1:{port}"], stderr=out)
+
+    async def test() -> list[bool]:
+        address = Address("127.0.0.1", port, KeyRing(ours).current)
+        async with asyncio.timeout(DEADLINE_S):
+            while not await takes_fronts(address):
+                await asyncio.sleep(0.01)
+        add_key(ours)
+        taken = [await takes_fronts(address)]
+        shutil.copy2(ours, theirs)
+        taken.append(await takes_fronts(address._replace(current_keys=lambda: before)))
+        retire_key(ours)
+        taken.append(await takes_fronts(address))
+        shutil.copy2(ours, theirs)
+        taken.append(await takes_fronts(address))
+        with pytest.raises(NoCommonKey):
+            await connect_worker(address._replace(current_keys=lambda: before))
+        return taken
+
+    try:
+        assert asyncio.run(test()) == [True] * 4
+    finally:
+        process.kill()
+        process.wait()
 
 
 def test_a_lease_that_is_told_to_end_does_so_when_its_executors_have(tmp_path: Path) -> None:
@@ -73,7 +106,7 @@ def test_a_lease_that_is_told_to_end_does_so_when_its_executors_have(tmp_path: P
     assert process.poll() is None, text_of(log)
 
     async def test() -> None:
-        address = Address("127.0.0.1", port, read_keys(tmp_path / "key")[0])
+        address = Address("127.0.0.1", port, lambda: read_keys(tmp_path / "key"))
         line, front = await connect_worker(address), Front()
         executor = await front.start(address, (file,))
         os.kill(executor.pid, 0)

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from farside import admin
-from farside.cli.keygen import make_key
+from farside.agent.serving.worker import Worker
+from farside.cli.keygen import add_key, make_key
 from farside.client.manager_client import ManagerAddress
+from farside.daemon.control.keys import read_keys
 from farside.errors import ConfigError, FarsideError, PeerError
 from farside.listen import open_listener
 from farside.scheduler.sharing.glet.plan import Glet, Plan, Portion
@@ -121,6 +123,28 @@ async def test_a_start_that_fails_leaves_leases_and_plan_to_the_next_front_and_o
     assert "POST /v1/jobs/7/cancel" in there.asked
     assert any(one.startswith("DELETE /v1/deployments/t") for one in there.asked)
     assert not state.exists()
+
+
+@in_loop
+async def test_a_front_with_a_new_key_before_the_old_one_reaches_the_leases_of_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port, deployment = free_port(), deployment_in(tmp_path)
+    old = read_keys(tmp_path / "key")
+    worker = Worker(lambda: old, {})
+
+    async def reached(_: DoorServer) -> None:
+        async with asyncio.timeout(DEADLINE_S):
+            while not worker.has_front:
+                await asyncio.sleep(0.01)
+
+    monkeypatch.setattr(DoorServer, "start", reached)
+    add_key(tmp_path / "key")
+    async with await asyncio.start_server(worker.connected, "127.0.0.1", 0) as server:
+        with manager(port, (204, "")) as there:
+            with_a_lease(there)
+            there.job["master_port"] = server.sockets[0].getsockname()[1]
+            await start(deployment, port, monkeypatch)
 
 
 @in_loop

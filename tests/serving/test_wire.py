@@ -24,7 +24,7 @@ OPEN = Frame(Kind.OPEN, body=msgspec.msgpack.encode(WANTED))
 
 
 def ends(front_key: bytes = KEY, worker_key: bytes = KEY) -> tuple[Wire, Wire]:
-    return Wire(Side.FRONT, front_key, b"f" * 32), Wire(Side.WORKER, worker_key, b"w" * 32)
+    return Wire(Side.FRONT, (front_key,), b"f" * 32), Wire(Side.WORKER, (worker_key,), b"w" * 32)
 
 
 def carried(sender: Wire, receiver: Wire) -> list[Proven | Frame]:
@@ -165,9 +165,9 @@ def test_another_key_is_refused_at_either_end_without_a_proof() -> None:
 
 
 def test_a_worker_that_is_shown_its_own_number_refuses() -> None:
-    worker = Wire(Side.WORKER, KEY, b"w" * 32)
+    worker = Wire(Side.WORKER, (KEY,), b"w" * 32)
     with pytest.raises(RemoteProtocolError, match="our own number"):
-        carried(Wire(Side.FRONT, KEY, b"w" * 32), worker)
+        carried(Wire(Side.FRONT, (KEY,), b"w" * 32), worker)
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from farside.agent.serving.model import runtimes
 from farside.agent.serving.model_file import ModelFile
 from farside.agent.serving.partition.policy import Device
 from farside.agent.serving.partition.whole import WholeDriver
-from farside.agent.serving.remote import Address, RemoteExecutor, RemotePart, dial, start_remote_executor
+from farside.agent.serving.remote import Address, RemoteExecutor, RemotePart, connect, start_remote_executor
 from farside.agent.serving.wire import Open
 from farside.agent.serving.worker import CONNECTIONS_MAX, STRANGERS_MAX, Worker
 from farside.agent.serving.worker_line import connect_worker
@@ -34,8 +34,11 @@ from tests.serving.executors import answers, arenas, children, small_models
 from tests.serving.test_changing_devices import until_so
 from tests.support.waiting import DEADLINE_S
 
-KEY = b"k" * 32
 PART = RemotePart("whole", Device(cores=(min(os.sched_getaffinity(0)),)), 100)
+
+
+def one_key() -> tuple[bytes, ...]:
+    return (b"k" * 32,)
 
 
 @pytest.fixture(scope="module")
@@ -45,11 +48,11 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[ModelFile, ...]:
 
 @contextlib.asynccontextmanager
 async def listening(*, kept_s: float = KEPT_S) -> AsyncIterator[Address]:
-    worker = Worker(KEY, {"whole": WholeDriver()}, kept_s=kept_s)
+    worker = Worker(one_key, {"whole": WholeDriver()}, kept_s=kept_s)
     server = await asyncio.start_server(worker.connected, "127.0.0.1", 0)
     try:
         host, port = server.sockets[0].getsockname()
-        yield Address(host, port, KEY)
+        yield Address(host, port, one_key)
     finally:
         server.close()
         await server.wait_closed()
@@ -112,7 +115,7 @@ def test_a_worker_loads_no_further_for_a_front_that_has_gone_or_given_up(
         wanted = Open(
             driver=PART.driver, device=PART.device, part_pct=100, models=models, prepare_s=10 * DEADLINE_S,
         )  # fmt: skip
-        executor = RemoteExecutor(*await dial(address), address, wanted, print, print)
+        executor = RemoteExecutor(*await connect(address), address.name, wanted, print, print)
         await until_so(lambda: children() != others)
         if (ending := give_up(executor)) is not None:
             await ending
@@ -405,9 +408,17 @@ def test_a_front_with_another_key_gets_no_executor(models: tuple[ModelFile, ...]
     others = children()
 
     async def test(address: Address) -> None:
-        with pytest.raises(ServeError, match="the connection was lost"):
-            await Front().start(address._replace(key=b"o" * 32), models)
+        with pytest.raises(ServeError, match="it has hung up on each key"):
+            await Front().start(address._replace(current_keys=lambda: (b"o" * 32,)), models)
         assert children() <= others
+
+    tried(test)
+
+
+def test_an_executor_is_had_by_any_key_of_the_front_that_its_worker_has(models: tuple[ModelFile, ...]) -> None:
+    async def test(address: Address) -> None:
+        executor = await Front().start(address._replace(current_keys=lambda: (b"n" * 32, *one_key())), models)
+        await executor.close()
 
     tried(test)
 

@@ -29,7 +29,7 @@ from farside.agent.serving.partition.whole import WholeDriver
 from farside.agent.serving.priority import go_first, go_with_others
 from farside.agent.serving.remote import Address
 from farside.client.manager_client import ManagerAddress
-from farside.daemon.control.keys import read_keys
+from farside.daemon.control.keys import KeyRing, read_keys
 from farside.ending import on_end_signals
 from farside.errors import ConfigError, Unavailable
 from farside.installed import version_of
@@ -455,7 +455,7 @@ def _keeper(grounds: _Grounds, state: StateFile) -> tuple[LeaseKeeper, FrontStat
     deployment, terms = grounds.deployment, grounds.deployment.terms
     before = _taken_over(state, grounds)
     folder = deployment.file.parent
-    key = read_keys(folder / terms.key_file)[0]
+    keys = KeyRing(folder / terms.key_file)
 
     def site_of(number: int, address: Address) -> Site:
         device = grounds.devices[number % len(grounds.devices)]
@@ -467,7 +467,7 @@ def _keeper(grounds: _Grounds, state: StateFile) -> tuple[LeaseKeeper, FrontStat
         name=deployment.name, front=_front(deployment),
         job=job_of(deployment.name, folder, terms, own_command, deployment.capacity_pct, _state_folder()),
         rules=LeaseRules(most=grounds.gpus, spare=terms.spare_gpus, replace_before_s=terms.replace_before_s),
-        key=key, site_of=site_of,
+        keys=keys.current, site_of=site_of,
     )  # fmt: skip
     return LeaseKeeper(grounds.manager, settings, before.numbers if before is not None else None), before
 

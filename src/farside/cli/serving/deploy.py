@@ -58,13 +58,13 @@ def run_worker(key_file: Path, listen: str | None, capacity_pct: int, log_level:
     from farside.agent.serving.partition.mps import MpsDriver
     from farside.agent.serving.partition.policy import Driver
     from farside.agent.serving.partition.whole import WholeDriver
-    from farside.daemon.control.keys import read_keys
+    from farside.daemon.control.keys import KeyRing
     from farside.listen import allow_many_connections, open_listener
     from farside.log import start_logging
 
     start_logging(log_level)
     allow_many_connections()
-    key = read_keys(key_file)[0]
+    keys = KeyRing(key_file)
     host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
     if listen is None and not (host and port):
         raise ConfigError("this process is no task of a job, so nothing says where it listens", hint="give --listen")
@@ -76,7 +76,7 @@ def run_worker(key_file: Path, listen: str | None, capacity_pct: int, log_level:
         "green": GreenDriver(),
         "gpu": GpuDriver(),
     }
-    asyncio.run(run_lease(listener, key, drivers))
+    asyncio.run(run_lease(listener, keys.current, drivers))
     return 0
 
 

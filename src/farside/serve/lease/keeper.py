@@ -6,7 +6,7 @@ Without the manager the deployment goes on with the leases that it has.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from farside.agent.serving.remote import Address
+from farside.agent.serving.remote import Address, NoCommonKey
 from farside.agent.serving.worker_line import WorkerLine, connect_worker
 from farside.client.manager_client import ManagerAddress, ManagerClient
 from farside.endpoint import is_near
@@ -45,6 +45,8 @@ CONNECT_S = 2.0
 LAST_ASK_S = 5.0
 # A worker that starts does not answer at the first look; one that has not after so many is reported.
 FAILURES_SAID = 10
+# A worker that hangs up on all keys may be about to end; one that does so time after time has none of them.
+REFUSALS_MAX = 3
 # A lease that failed or that somebody cancelled is not asked for again for so long.
 PAUSE_S = 60.0
 _ANOTHER_FRONTS, _LATER = 409, 429
@@ -70,11 +72,17 @@ class _Held:
     is_asked_back: bool = False  # by us; the manager may have done it without an answer to us
     line: WorkerLine | None = None
     failures: int = 0
+    refusals: int = 0  # of all keys, in a row
+    is_new: bool = False  # this front has asked for it
     unstarted: Failures = field(default_factory=Failures)  # executors
 
     @property
     def is_unfit(self) -> bool:
         return self.unstarted.count >= FAILURES_MAX
+
+    @property
+    def has_other_key(self) -> bool:
+        return self.refusals >= REFUSALS_MAX
 
     @property
     def phase(self) -> str:
@@ -94,7 +102,7 @@ class LeaseSettings:
         front: What tells its fronts apart.
         job: Keys of a lease's job.
         rules: How many, and when they are replaced.
-        key: That workers and the front prove to each other.
+        keys: That workers and the front prove to each other, as their file has them now.
         site_of: The device of a lease, by its number and where its worker is.
     """
 
@@ -102,7 +110,7 @@ class LeaseSettings:
     front: str
     job: Body
     rules: LeaseRules
-    key: bytes
+    keys: Callable[[], Sequence[bytes]]
     site_of: Callable[[int, Address], Site]
 
 
@@ -211,7 +219,7 @@ class LeaseKeeper:
             Lease(
                 job_id=job_id, number=one.number, phase=one.phase, node=one.node, left_s=self._left_s(one),
                 is_draining=one.is_draining, is_unfit=one.is_unfit, may_extend=not one.is_refused,
-                is_outdated=not is_asked_for(one.job.get("spec", {}), self._settings.job),
+                is_outdated=one.has_other_key or not is_asked_for(one.job.get("spec", {}), self._settings.job),
                 answers=one.line is not None and one.line.is_up and now_s >= one.unstarted.until_s and not one.is_unfit,
             )
             for job_id, one in self._held.items()
@@ -327,7 +335,8 @@ class LeaseKeeper:
             self._judge()  # one that is refused is replaced at once
         for job_id in self._judged.cancel:
             await self._give_back(job_id)
-            if self._held[job_id].is_unfit:
+            one = self._held[job_id]
+            if one.is_unfit or (one.has_other_key and one.is_new):
                 # The first is replaced at once; where the next comes to nothing too, it may be the models' fault.
                 self._unfit = self._unfit.and_one(self._loop.time(), PAUSE_S)
                 if self._unfit.count > 1:
@@ -373,7 +382,7 @@ class LeaseKeeper:
         lost = []
         for job_id, one in self._held.items():
             if one.phase != RUNNING:
-                one.unstarted = Failures()  # it may come to run elsewhere
+                one.unstarted, one.refusals = Failures(), 0  # it may come to run elsewhere
             if one.phase != RUNNING or job_id in self._given_back:
                 self._hang_up(one)
             elif one.line is None or not one.line.is_up:
@@ -381,19 +390,24 @@ class LeaseKeeper:
         await asyncio.gather(*(self._connect_one(job_id, one) for job_id, one in lost))
 
     async def _connect_one(self, job_id: str, one: _Held) -> None:
-        address = Address(one.job["master_addr"] or "127.0.0.1", one.job["master_port"], self._settings.key)
+        address = Address(one.job["master_addr"] or "127.0.0.1", one.job["master_port"], self._settings.keys)
         try:
             async with asyncio.timeout(CONNECT_S):
                 one.line = await connect_worker(address)
         except (FarsideError, TimeoutError) as error:
             one.failures += 1
-            if one.failures == FAILURES_SAID:
+            one.refusals = one.refusals + 1 if isinstance(error, NoCommonKey) else 0
+            if one.refusals == REFUSALS_MAX:
+                why = f"its worker on {one.node} has no key of the front's key_file"
+                self._unfit_problem = f"lease {job_id}: {why}; give front and nodes the same file"
+                _log.warning("a worker has other keys", gpu=one.number, job=job_id, node=one.node, why=str(error))
+            elif one.failures == FAILURES_SAID:
                 self.problem = f"lease {job_id}: {silent_words(one.node, address.host, self._manager.endpoint)}"
                 _log.warning("a worker does not answer", gpu=one.number, job=job_id, node=one.node, why=str(error))
             return
         if one.failures >= FAILURES_SAID:
             self.problem = ""
-        one.failures = 0
+        one.failures = one.refusals = 0
         self.sites[one.number] = self._settings.site_of(one.number, address)
         _log.info("a lease is ready", gpu=one.number, job=job_id, node=one.node)
 
@@ -468,7 +482,7 @@ class LeaseKeeper:
                 return
             self.problem = ""
             for job_id in ids:
-                self._held[job_id] = _Held(self._free_number(), _ASKED_FOR, self._loop.time())
+                self._held[job_id] = _Held(self._free_number(), _ASKED_FOR, self._loop.time(), is_new=True)
                 _log.info("a lease is asked for", job=job_id)
 
     # ---- the manager, in a thread
