@@ -4,7 +4,7 @@
 #   make demo SCENE=aggregation  two PyTorch jobs share an Aggregator, which is left and killed; fetches PyTorch first
 #   make demo SCENE=colocation  training jobs take turns on nodes and are regrouped, by hand and by a manager; four to eight minutes, as root
 #   make demo SCENE=serving  three models are measured and served within their SLOs, under a step and a kill; four minutes
-#   make demo SCENE=serving-cluster  the same models on GPUs that a sandbox's manager leases, through a drain; five minutes
+#   make demo SCENE=serving-cluster  the same on GPUs that a sandbox's manager leases, through a drain besides; five minutes
 #   make demo SCENE=live  a day of a job log under QSSF with lending, jobs that sleep, beside its simulation; five minutes; LOG=FILE
 #   make test       what is tested of each change, side by side: 17 minutes from a clean clone on two cores
 #   make check      lint, types, test

@@ -365,7 +365,7 @@ def demo(
     under FIFO and under LAS, as processes and in the simulator. In the scene aggregation two training jobs share an
     Aggregator, are moved and lose it, and end with the parameters that one process has. In the scene serving three
     models are measured and served within their SLOs, under a step in the load and a killed executor. In the scene
-    serving-cluster they are served on GPUs that a sandbox's manager leases, through a drain, the manager's death and
+    serving-cluster the same is done on GPUs that a sandbox's manager leases, through a drain, the manager's death and
     the ends of leases. In the scene colocation four training jobs share two nodes in turns, are regrouped when one
     ends, and end with the models that they have alone. In the scene live a day of a job log runs under QSSF, with
     virtual clusters that lend each other idle nodes and jobs that sleep, beside its simulation. The exit code is 1 if

@@ -2,7 +2,8 @@
 
 The nodes' GPUs are declared ones without a device; parts of this machine's cores are served in their place. While
 Poisson requests come the lease's node is drained, the manager is killed and started again, a lease ends that a
-reservation of its node keeps from going on, and its successor goes on.
+reservation of its node keeps from going on, and its successor goes on. Then the load steps up, for which another lease
+is needed, and an executor is killed, as in the scene without a manager (serving.py).
 """
 
 import asyncio
@@ -13,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from farside.cli.demo.serving import need_packages
-from farside.cli.demo.serving_load import OpenLoop, Outcome, Result, poisson
-from farside.cli.demo.serving_rig import Mix, Running, devices, measure, mix_of
+from farside.cli.demo.serving import Course, ServingScene, measured, serve_load
+from farside.cli.demo.serving import scene_faults as load_faults
+from farside.cli.demo.serving_rig import Mix, Running
 from farside.cli.demo.show import Show
 from farside.cli.keygen import make_key
 from farside.client.manager_client import ManagerClient, find_manager
@@ -27,19 +28,17 @@ from farside.scheduler.manager.model.check_log import violations
 from farside.scheduler.manager.model.event import LimitExtended
 from farside.scheduler.manager.store.event_store import EventStore
 from farside.serve.profile.folder import read_header
-from farside.serve.status import ServeStatus
 
-MINUTES = 2.0
-SANDBOX = ("--cluster", "4x1", "--donors", "1", "--size", "64MiB")
+SANDBOX = ("--cluster", "5x1", "--donors", "1", "--size", "64MiB")
 NAME = "demo"
-# Of the most that two GPUs serve.
-SHARE = 0.1
+# A GPU is half a core: manager, agents, front and client need the rest. What comes from the step on needs two.
+LEASES_MAX, CAPACITY_PCT = 2, 50
+COURSE = Course(share=0.2, times=3.0, step_s=75.0, kill_s=100.0, end_s=117.0, back_after_step_s=15.0)
 LEASE_S, REPLACE_BEFORE_S = 50.0, 25.0
-# Seconds of the load: when it begins to count, the drain, the reservation, the manager's death, its return, the end.
-SETTLE_S, DRAIN_S, RESERVE_S, KILL_S, BACK_S, END_S = 3.0, 12.0, 20.0, 24.0, 29.0, 80.0
+# Seconds of the load, all before the step: the drain, the reservation, the manager's death, its return.
+DRAIN_S, RESERVE_S, KILL_S, BACK_S = 12.0, 20.0, 24.0, 29.0
 # From then on the node of the lease that follows the drain is reserved: after that one's end, before another `LEASE_S`.
 RESERVED_IN_S = 60.0
-VIOLATED_MAX = 0.01
 _TRAINING = {"argv": ["/bin/sleep", "600"], "gpus": 1, "name": "train", "output": "/dev/null", "cwd": "/"}
 
 
@@ -48,8 +47,7 @@ class ClusterScene:
     """What happened.
 
     Attributes:
-        result: What came of each request.
-        status: What the deployment says of itself at the end.
+        served: What came of the load.
         drained: The node that was drained.
         reserved: The node that was reserved.
         extended: Times that the manager let a lease go on.
@@ -59,10 +57,7 @@ class ClusterScene:
         violations: What the log's checker finds.
     """
 
-    mix: Mix
-    rates: Mapping[str, float]
-    result: Result
-    status: ServeStatus
+    served: ServingScene
     drained: str
     reserved: str
     extended: int
@@ -78,49 +73,54 @@ def play(show: Show, folder: Path) -> ClusterScene:
     Raises:
         FarsideError: The models could not be measured, or sandbox or deployment did not start.
     """
-    need_packages()
     models = folder / "models"
     models.mkdir()
-    show.begin(f"three models are measured on a core, {MINUTES:g} minutes at most")
-    mix = mix_of(measure(models, minutes=MINUTES))
-    rates = mix.rates(SHARE)
-    show.end(", ".join(f"{name} {ms:g} ms" for name, ms in sorted(mix.slo_ms.items())) + " are their SLOs")
-    show.begin("a manager and four nodes with a declared GPU each start, with a training job")
+    mix = measured(show, models, capacity_pct=CAPACITY_PCT, count=LEASES_MAX)
+    show.begin("a manager and five nodes with a declared GPU each start, with a training job")
     with open_sandbox(SANDBOX, state=folder / "cluster") as sandbox:
         state = sandbox.state
         with ManagerClient(find_manager(state=state)) as client:
             (training,) = client.post("jobs", body=_TRAINING)["ids"]
         show.end(f"job {training} holds a GPU")
-        make_key(models / "key")
-        header = read_header(models / "profile")
-        assert header is not None
-        extra = (
-            f'name = "{NAME}"', f'device = "{header.device.driver}"', f"gpus_max = {len(devices())}",
-            'key_file = "key"', f"lease_s = {LEASE_S}", f"replace_before_s = {REPLACE_BEFORE_S}",
-        )  # fmt: skip
         show.begin("the deployment takes leases of the manager")
-        with Running(models, mix, rates, extra=extra, options=("--state", str(state))) as running:
+        with _deployment(models, mix, state) as running:
             first = running.status().leases
             show.end(", ".join(f"job {one.job} on {one.node}" for one in first))
-            show.begin(f"Poisson requests for {END_S:g} s; a drain, the manager's death, leases that end or go on")
-            result, drained, reserved = asyncio.run(_load(running, state, rates))
-            status = running.status()
+            show.begin(
+                f"Poisson requests for {COURSE.step_s:g} s, through a drain, the manager's death, and leases that end "
+                f"or go on; then {COURSE.times:g} times as many, and an executor is killed"
+            )
+            served, (drained, reserved) = asyncio.run(_load(running, state))
         leases, gpu_hours, ended = _of_the_manager(state, training)
-        show.end(f"{len(result.ended):,} requests, {len(leases)} leases one after the other")
+        show.end(f"{len(served.result.ended):,} requests, {len(leases)} leases, {served.status.deaths} executor died")
         with closing(EventStore(load_config(ManagerConfig, (sandbox_config(state),)).store_url)) as store:
             entries = list(store.read_all())
     return ClusterScene(
-        mix=mix, rates=rates, result=result, status=status, drained=drained, reserved=reserved, leases=leases,
+        served=served, drained=drained, reserved=reserved, leases=leases,
         extended=sum(isinstance(entry.event, LimitExtended) for entry in entries), gpu_hours=gpu_hours,
         training=ended, violations=tuple(violations(entries)),
     )  # fmt: skip
 
 
-async def _load(running: Running, state: Path, rates: Mapping[str, float]) -> tuple[Result, str, str]:
-    client = OpenLoop("127.0.0.1", running.http, await asyncio.to_thread(running.targets))
+def _deployment(models: Path, mix: Mix, state: Path) -> Running:
+    make_key(models / "key")
+    header = read_header(models / "profile")
+    assert header is not None
+    extra = (
+        f'name = "{NAME}"', f'device = "{header.device.driver}"', f"gpus_max = {LEASES_MAX}", 'key_file = "key"',
+        f"capacity_pct = {CAPACITY_PCT}", f"lease_s = {LEASE_S}", f"replace_before_s = {REPLACE_BEFORE_S}",
+    )  # fmt: skip
+    return Running(models, mix, COURSE.rates(mix), extra=extra, options=("--state", str(state)))
+
+
+async def _load(running: Running, state: Path) -> tuple[ServingScene, tuple[str, str]]:
+    return await asyncio.gather(serve_load(running, COURSE), _events(running, state))
+
+
+async def _events(running: Running, state: Path) -> tuple[str, str]:
+    """What befalls the cluster meanwhile; the nodes that were drained and reserved."""
     loop = asyncio.get_running_loop()
     began_s = loop.time()
-    load = asyncio.ensure_future(client.run(poisson(rates, END_S, 1)))
 
     async def at(seconds: float) -> None:
         await asyncio.sleep(max(0.0, began_s + seconds - loop.time()))
@@ -139,7 +139,7 @@ async def _load(running: Running, state: Path, rates: Mapping[str, float]) -> tu
     await asyncio.to_thread(control.kill_manager, state)
     await at(BACK_S)
     await asyncio.to_thread(control.start_manager, state)
-    return await load, drained, reserved
+    return drained, reserved
 
 
 def _order(state: Path, *route: str, body: Mapping[str, object]) -> None:
@@ -158,20 +158,18 @@ def _of_the_manager(state: Path, training: str) -> tuple[dict[str, str], float, 
 
 def scene_faults(scene: ClusterScene) -> tuple[str, ...]:
     """What was out of bounds, a line each."""
-    found = list(scene.violations)
-    share = scene.result.violated_share("", SETTLE_S)
-    if share > VIOLATED_MAX:
-        found.append(f"{100 * share:.1f} % of requests violated their SLO; {100 * VIOLATED_MAX:g} % may")
-    counts = scene.result.counts()
-    wrong: tuple[Outcome, ...] = ("lost", "doubled", "wrong", "refused", "failed")
-    found += [f"{counts[one]} requests were {one}" for one in wrong if counts[one]]
-    if any(one.node == scene.drained for one in scene.status.glets):
+    served = scene.served
+    changes = [one for one in served.status.changes if not one.problem]
+    found = [*scene.violations, *load_faults(served)]
+    if any(one.node == scene.drained for one in served.status.glets):
         found.append(f"{scene.drained} drains, and has executors still")
-    moved = sum(one.cause == "devices" and not one.problem for one in scene.status.changes)
+    moved = sum(one.cause == "devices" and one.at_s < served.stepped_at_s for one in changes)
     if moved < 3:
         found.append(f"{moved} times leases were taken or changed; the start, the drain and an end are three at least")
-    if any(one.node == scene.reserved for one in scene.status.glets):
+    if any(one.node == scene.reserved for one in served.status.glets):
         found.append(f"{scene.reserved} is reserved, and a lease there did not end before")
+    if max((one.gpus for one in changes if one.at_s >= served.stepped_at_s), default=0) < LEASES_MAX:
+        found.append(f"no plan on {LEASES_MAX} leases followed the step")
     if not scene.extended:
         found.append("the manager let no lease go on")
     if scene.gpu_hours <= 0:

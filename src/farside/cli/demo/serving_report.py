@@ -6,7 +6,7 @@ from rich.console import Console
 
 from farside.cli.demo import serving_cluster
 from farside.cli.demo.serving import ServingScene, scene_faults
-from farside.cli.demo.serving_cluster import END_S, SETTLE_S, ClusterScene
+from farside.cli.demo.serving_cluster import ClusterScene
 from farside.cli.demo.serving_load import Result
 from farside.cli.figure_table import figure_table
 from farside.serve.status import ServeStatus
@@ -14,6 +14,29 @@ from farside.serve.status import ServeStatus
 
 def print_scene(console: Console, scene: ServingScene) -> int:
     """Prints planned against achieved, and what was wrong; the exit code."""
+    _print_phases(console, scene)
+    _print_plans(console, scene.status)
+    _print_counts(console, scene.result)
+    return _print_faults(console, scene_faults(scene))
+
+
+def print_cluster_scene(console: Console, scene: ClusterScene) -> int:
+    """Prints planned against achieved and leases, and what was wrong; the exit code."""
+    served = scene.served
+    _print_phases(console, served)
+    _print_plans(console, served.status)
+    places = ", ".join(f"job {job} on {node}" for job, node in scene.leases.items())
+    console.print(
+        f"leases: {places}; {scene.drained} was drained, {scene.reserved} reserved; "
+        f"{scene.extended} times a lease went on; {3600 * scene.gpu_hours:.0f} GPU seconds counted; "
+        f"process {served.killed.pid} on {served.killed.node}, an executor, was killed",
+        highlight=False,
+    )
+    _print_counts(console, served.result)
+    return _print_faults(console, serving_cluster.scene_faults(scene))
+
+
+def _print_phases(console: Console, scene: ServingScene) -> None:
     table = figure_table("phase", "model", "SLO", "sent", "answered in time", "violated", texts=2)
     for phase in scene.phases:
         seconds = phase.until_s - phase.since_s
@@ -25,31 +48,6 @@ def print_scene(console: Console, scene: ServingScene) -> int:
                 f"{counts['met'] / seconds:.1f}/s", f"{100 * violated:.2f} %",
             )  # fmt: skip
     console.print(table)
-    _print_plans(console, scene.status)
-    _print_counts(console, scene.result)
-    return _print_faults(console, scene_faults(scene))
-
-
-def print_cluster_scene(console: Console, scene: ClusterScene) -> int:
-    """Prints leases, plans and what came of requests, and what was wrong; the exit code."""
-    table = figure_table("model", "SLO", "sent", "answered in time", "violated", texts=1)
-    for model in sorted(scene.rates):
-        counts = scene.result.counts(model, SETTLE_S)
-        violated, seconds = scene.result.violated_share(model, SETTLE_S), END_S - SETTLE_S
-        table.add_row(
-            model, f"{scene.mix.slo_ms[model]:g} ms", f"{counts.total() / seconds:.1f}/s",
-            f"{counts['met'] / seconds:.1f}/s", f"{100 * violated:.2f} %",
-        )  # fmt: skip
-    console.print(table)
-    _print_plans(console, scene.status)
-    places = ", ".join(f"job {job} on {node}" for job, node in scene.leases.items())
-    console.print(
-        f"leases: {places}; {scene.drained} was drained, {scene.reserved} reserved; "
-        f"{scene.extended} times a lease went on; {3600 * scene.gpu_hours:.0f} GPU seconds counted",
-        highlight=False,
-    )
-    _print_counts(console, scene.result)
-    return _print_faults(console, serving_cluster.scene_faults(scene))
 
 
 def _print_plans(console: Console, status: ServeStatus) -> None:
