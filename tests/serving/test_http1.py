@@ -25,6 +25,9 @@ from tests.support.ports import free_port
 BOUNDS = Bounds(head_bytes=300, wire_bytes=3000, idle_s=75.0)
 MODEL = model_file(shape=(2,))
 WIDE = model_file("wide", shape=(500_000,), max_batch=8)
+UPGRADE = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n"
+EXPECT = b"Expect: 100-continue\r\n"
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class Seen(NamedTuple):
@@ -85,7 +88,14 @@ def test_requests_are_the_same_wherever_their_bytes_are_cut(bodies: list[tuple[b
 
 @settings(deadline=None)
 @given(
-    pieces=st.lists(st.one_of(st.binary(max_size=200), st.just(request(b"abc"))), max_size=8), cut=st.integers(0, 90)
+    pieces=st.lists(
+        st.one_of(
+            st.binary(max_size=200),
+            st.sampled_from([request(b"abc"), request(b"abc", more=UPGRADE), request(b"abc", more=EXPECT)]),
+        ),
+        max_size=8,
+    ),
+    cut=st.integers(0, 90),
 )
 def test_no_bytes_raise_or_leave_anything_behind(pieces: list[bytes], cut: int) -> None:
     share = Share(10_000)
@@ -177,10 +187,10 @@ def test_bodies_of_all_connections_together_are_bounded() -> None:
 
 
 def test_who_asks_before_the_body_is_answered_before_it() -> None:
-    asks = request(b"abc", more=b"Expect: 100-continue\r\n")
+    asks = request(b"abc", more=EXPECT)
     one = connection()
     one.receive(asks[:-3], 1.0)
-    assert one.out == b"HTTP/1.1 100 Continue\r\n\r\n"
+    assert one.out == CONTINUE
     assert [whole.body for whole in told(one, [b"abc"])] == [b"abc"]
     barred = connection(wants_body=False)
     barred.receive(asks[:-3], 1.0)
@@ -210,7 +220,7 @@ def test_an_old_client_and_one_that_asks_for_it_are_answered_once() -> None:
     for data in (
         b"GET /x HTTP/1.0\r\n\r\n",
         request(more=b"Connection: close\r\n"),
-        request(more=b"Upgrade: h2c\r\nConnection: upgrade\r\n"),
+        b"CONNECT h:1 HTTP/1.1\r\n\r\n",
     ):
         one = connection()
         one.receive(data + request(), 1.0)
@@ -225,10 +235,49 @@ def test_an_old_client_and_one_that_asks_for_it_are_answered_once() -> None:
     assert kept.answers() == (False, True)
 
 
+@pytest.mark.parametrize("is_chunked", [False, True])
+def test_a_request_for_another_protocol_is_served_in_this_one(is_chunked: bool) -> None:
+    bodies = [b"", b"abc", b"x" * 900, b"y" * 1001, b"z"]
+    data = b"".join(request(body, more=UPGRADE, is_chunked=is_chunked) for body in bodies) + request(b"end")
+    asks = request(b"abc", more=UPGRADE + EXPECT)
+    for size in (len(data), 1, 7, 100):
+        share = Share(10_000)
+        one = connection(share)
+        found = told(one, [data[at : at + size] for at in range(0, len(data), size)])
+        assert [(bytes(whole.body), whole.why) for whole in found] == [
+            (b"", ""), (b"abc", ""), (b"x" * 900, ""), (b"", "large"), (b"z", ""), (b"end", ""),
+        ]  # fmt: skip
+        assert found[1].head.head.fields[b"upgrade"] == b"h2c"
+        assert (one.is_closed, one.out, share.held) == (False, b"", 0)
+    two = connection()
+    two.receive(asks[:-3], 1.0)
+    assert two.out == CONTINUE
+    assert [whole.body for whole in told(two, [b"abc"])] == [b"abc"]
+
+
+def test_a_request_for_another_protocol_has_the_bounds_of_all() -> None:
+    unknown = connection()
+    told(unknown, [b"POST /x HTTP/1.1\r\nTransfer-Encoding: gzip\r\n%b\r\nabc" % UPGRADE])
+    assert unknown.out.startswith(b"HTTP/1.1 400 ")
+    twice = connection()
+    told(twice, [request(b"abc", more=UPGRADE + b"Transfer-Encoding: chunked\r\n")])
+    assert twice.out.startswith(b"HTTP/1.1 400 ")
+    endless = connection()
+    head = b"POST /x HTTP/1.1\r\nTransfer-Encoding: chunked\r\n%b\r\n" % UPGRADE
+    told(endless, [head, *(b"1\r\nx\r\n" for _ in range(600))])
+    assert endless.is_closed
+    last = connection()
+    last.receive(request(b"abc", more=b"Upgrade: h2c\r\nConnection: upgrade, close\r\n") + request(), 1.0)
+    assert last.take() is not None
+    assert last.answers() == (True, False)
+    many = connection()
+    assert len(told(many, [request(more=UPGRADE) * 3000])) == 3000
+
+
 def test_blanks_around_a_value_are_not_of_it() -> None:
     one = connection()
     one.receive(b"POST /x HTTP/1.1\r\nContent-Length: 2 \t\r\nExpect: 100-continue \r\nA: \t b c\t \r\n\r\n", 1.0)
-    assert one.out == b"HTTP/1.1 100 Continue\r\n\r\n"
+    assert one.out == CONTINUE
     (whole,) = told(one, [b"ab"])
     assert (whole.head.head.fields[b"a"], whole.body) == (b"b c", b"ab")
 

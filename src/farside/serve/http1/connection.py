@@ -192,11 +192,10 @@ class Http1Connection:
 
     def _feed(self, data: memoryview) -> None:
         try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            # No other protocol is spoken here; what comes behind such a request is not HTTP/1.1 perhaps.
-            self._whole[-1].is_kept = False
-            self._drop_input()
+            try:
+                self._parser.feed_data(data)
+            except httptools.HttpParserUpgrade as upgrade:
+                self._ignore_upgrade(data[upgrade.args[0] :])
         except httptools.HttpParserError as error:
             self._refuse(400, str(error))
         if self._is_deaf:
@@ -206,6 +205,22 @@ class Http1Connection:
                 self._refuse(431, f"the head is larger than {self._bounds.head_bytes} bytes")
         elif self._bytes > self._bounds.wire_bytes:
             self._close()  # nobody reads on to hear a refusal
+
+    def _ignore_upgrade(self, rest: memoryview) -> None:
+        """Reads on in HTTP/1.1: without a 101 its client speaks no other protocol (RFC 9110, 7.8)."""
+        message = self._message
+        if message is None:  # CONNECT: what comes behind it is not HTTP/1.1 perhaps
+            self._whole[-1].is_kept = False
+            self._drop_input()
+            return
+        if rest:
+            self._waiting.appendleft(rest)
+            self._waiting_bytes += len(rest)
+        # A parser takes no body behind a head with Upgrade; another parser gets the length of this body alone.
+        coding = self._fields.get(b"transfer-encoding", b"")
+        framing = b"Content-Length: %d" % message.left if message.left >= 0 else b"Transfer-Encoding: " + coding
+        self._parser = httptools.HttpRequestParser(self)
+        self._parser.feed_data(b"POST / HTTP/1.1\r\n" + framing + b"\r\n\r\n")
 
     def _refuse(self, status: int, line: str) -> None:
         """Ends what can't be read on, behind the requests before it."""
@@ -234,7 +249,7 @@ class Http1Connection:
 
     def on_message_begin(self) -> None:
         """A request begins."""
-        if self._is_deaf:
+        if self._is_deaf or self._message is not None:  # `_ignore_upgrade` begins it anew for its body
             return
         self._target, self._fields, self._message = b"", {}, None
         if self._is_idle:  # it came behind another one in the same piece
@@ -251,7 +266,7 @@ class Http1Connection:
 
     def on_headers_complete(self) -> None:
         """The head is here."""
-        if self._is_deaf:
+        if self._is_deaf or self._message is not None:
             return
         fields, parser = self._fields, self._parser
         head = self._read(Head(parser.get_method(), self._target, fields))
@@ -298,6 +313,8 @@ class Http1Connection:
 
     def on_message_complete(self) -> None:
         """A request is whole."""
+        if self._message is not None and self._message.method != b"CONNECT" and self._parser.should_upgrade():
+            return  # its body is still to come
         message, self._message = self._message, None
         if message is None:
             return
