@@ -199,6 +199,24 @@ def test_who_asks_before_the_body_is_answered_before_it() -> None:
     assert barred.answers() == (True, False)
 
 
+def test_a_body_is_asked_for_behind_the_answers_before_it() -> None:
+    one = connection()
+    one.receive(request(b"first") * 2 + request(b"abc", more=EXPECT)[:-3], 1.0)
+    for _ in range(2):
+        assert one.out == b""
+        assert one.take() is not None
+        assert one.answers() == (True, True)
+        one.answered(1.0)
+    assert one.out == CONTINUE
+    assert [whole.body for whole in told(one, [b"abc"])] == [b"abc"]
+    assert one.out == CONTINUE
+    closes = connection()
+    closes.receive(request(more=b"Connection: close\r\n") + request(b"abc", more=EXPECT)[:-3], 1.0)
+    assert closes.take() is not None
+    closes.answered(1.0)
+    assert (closes.is_closed, closes.out) == (True, b"")
+
+
 def test_a_client_owes_a_head_and_a_body_in_time_but_nothing_while_it_is_answered() -> None:
     one = connection()
     assert one.late_s == HEAD_LIMIT_S
@@ -333,6 +351,20 @@ async def test_pipelined_requests_are_answered_in_order() -> None:
         found = [await answer(reader) for _ in range(5)]
         assert [status for status, _ in found] == [200, 200, 200, 404, 200]
         assert found[2][1].endswith(np.full(6, 2, "f4").tobytes())
+        writer.close()
+
+
+@in_loop
+async def test_a_body_is_asked_for_once_the_request_before_it_is_answered() -> None:
+    port = free_port()
+    async with http_front([MODEL], port), asyncio.timeout(60):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        head, _, body = infer("twice", 2).partition(b"\r\n\r\n")
+        writer.write(infer("twice", 2) + head + b"\r\n" + UPGRADE + EXPECT + b"\r\n")
+        assert (await answer(reader))[0] == 200
+        assert await reader.readexactly(len(CONTINUE)) == CONTINUE
+        writer.write(body)
+        assert (await answer(reader))[0] == 200
         writer.close()
 
 

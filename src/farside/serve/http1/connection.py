@@ -71,7 +71,7 @@ class Bounds:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class _Message:
-    """``left``: of its content-length; -1 without one."""
+    """``left``: of its content-length; -1 without one. ``asks``: its client waits for 100 Continue."""
 
     method: bytes
     head: Any
@@ -79,6 +79,7 @@ class _Message:
     left: int
     body: bytes | bytearray = b""
     why: str = ""
+    asks: bool = False
 
 
 class Http1Connection:
@@ -91,7 +92,7 @@ class Http1Connection:
         share: What bodies that are not whole hold on all connections; `lost` gives back what this one has.
 
     Attributes:
-        out: What is to be sent before any answer; the caller empties it.
+        out: What is to be sent before the next answer; the caller empties it after each call.
         is_closed: No more is read; the connection closes once ``out`` and what is under way are sent.
         is_busy: A request is under way: `take` gave it, and `answered` was not called.
         late_s: When what its client owes has to be there; infinity: it owes nothing.
@@ -181,6 +182,7 @@ class Http1Connection:
             self._expect_head(now_s)
         else:  # some of the next is here; the time that it waited for us is not its client's
             self.late_s = now_s + (HEAD_LIMIT_S if self._message is None else BODY_LIMIT_S)
+            self._continue()
 
     def lost(self) -> None:
         """The connection is gone."""
@@ -284,7 +286,8 @@ class Http1Connection:
                 self._whole.append(message)
                 self._drop_input()
             else:
-                self.out += b"HTTP/1.1 100 Continue\r\n\r\n"
+                message.asks = True
+                self._continue()
 
     def on_body(self, part: bytes) -> None:
         """Some of the body: without a copy where it comes in one piece."""
@@ -322,6 +325,13 @@ class Http1Connection:
         self._shared, self._is_idle, self._bytes = 0, True, 0
         self.late_s = float("inf")
         self._whole.append(message)
+
+    def _continue(self) -> None:
+        """Lets a client send the body that it asks for, behind the answers before it."""
+        message = self._message
+        if message is not None and message.asks and not self._whole:
+            message.asks = False
+            self.out += b"HTTP/1.1 100 Continue\r\n\r\n"
 
     def _drop_body(self, message: _Message, why: str) -> None:
         message.body, message.why = b"", why

@@ -133,9 +133,7 @@ class _Connection(DoorConnection):
 
     def _go_on(self) -> None:
         state = self._state
-        if state.out:
-            self._transport.write(state.out)
-            state.out = b""
+        self._write_out()
         whole = None if self._stalled_s or self._is_leaving else state.take()
         if whole is not None:
             self.count(is_waiting=False)
@@ -145,6 +143,11 @@ class _Connection(DoorConnection):
         if state.is_closed and not state.is_busy:
             self.finish()
         self._pause()
+
+    def _write_out(self) -> None:
+        if self._state.out:
+            self._transport.write(self._state.out)
+            self._state.out = b""
 
     def _call(self, whole: Whole) -> None:
         reply = self._reply = Reply(self)
@@ -194,6 +197,7 @@ class _Connection(DoorConnection):
             if self._is_leaving:
                 self.finish()
                 return
+            self._write_out()
             self.count(is_waiting=True)
         self._ask_turn()  # a turn takes no request while its client does not read, so the next one may wait here
 
