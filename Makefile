@@ -6,7 +6,7 @@
 #   make demo SCENE=serving  three models are measured and served within their SLOs, under a step and a kill; four minutes
 #   make demo SCENE=serving-cluster  the same on GPUs that a sandbox's manager leases, through a drain besides; five minutes
 #   make demo SCENE=live  a day of a job log under QSSF with lending, jobs that sleep, beside its simulation; five minutes; LOG=FILE
-#   make test       what is tested of each change, side by side: 17 minutes from a clean clone on two cores
+#   make test       what is tested of each change, side by side: 7 to 17 minutes from a clean clone on two cores
 #   make check      lint, types, test
 #   make bench      the measurements of docs/benchmarks.md
 #   make bench-simulator  the measurements of docs/benchmarks-simulator.md

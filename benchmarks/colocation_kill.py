@@ -36,6 +36,7 @@ from farside.config import ManagerConfig, load_config
 from farside.errors import FarsideError, PeerError
 from farside.sandbox import control
 from farside.sandbox.session import open_sandbox
+from farside.sandbox.settings import JOB_VARIABLES
 from farside.scheduler.manager.model.check_log import violations
 from farside.scheduler.manager.store.event_store import EventStore
 from farside.training.loop.job import CHECKPOINT_S
@@ -45,8 +46,6 @@ RESULTS = Path(__file__).parent / "results" / "colocation_kill.json"
 JOB = Path(__file__).parent / "colocation_kill_job.py"
 SANDBOX = ("--cluster", "1x1", "--executors", "1", "--donors", "1", "--size", "64MiB")
 JOBS = ("one", "other")
-# Of the jobs, alone or not: OPENBLAS_CORETYPE of a shell, as an example, chooses kernels with other last bits.
-VARIABLES = {"PATH": os.environ.get("PATH", os.defpath)}
 VICTIMS = ("worker", "executor", "agent", "manager")
 LIMIT_S = 60.0
 STILL_MAX_S, WORKER_TURN_S, EXECUTOR_TURN_S = 1.0, 0.5, 2.0
@@ -148,7 +147,7 @@ class Stage:
     def _submit(self, name: str) -> str:
         folder = self._folder
         variables = {
-            **VARIABLES, SERVICE: f"unix:{folder}/m.sock", KEY_FILE: f"{folder}/key", CHECKPOINT_S: "0.3",
+            **JOB_VARIABLES, SERVICE: f"unix:{folder}/m.sock", KEY_FILE: f"{folder}/key", CHECKPOINT_S: "0.3",
         }  # fmt: skip
         body = {
             "argv": [sys.executable, "-m", "farside", "train", os.fspath(JOB), os.fspath(folder), name],
@@ -273,7 +272,7 @@ class Stage:
         folder = self._folder / f"alone-{name}"
         folder.mkdir()
         argv = [sys.executable, "-m", "farside", "train", os.fspath(JOB), os.fspath(folder), name]
-        subprocess.run([*argv, model.split(b" ", 1)[0].decode()], check=True, env=VARIABLES)
+        subprocess.run([*argv, model.split(b" ", 1)[0].decode()], check=True, env=JOB_VARIABLES)
         return (folder / f"{name}.model").read_bytes() == model
 
 

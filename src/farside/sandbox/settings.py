@@ -23,6 +23,9 @@ PSI_FULL_PCT_LIMIT = 20.0
 # Soft RoCE is slow, the more so in an emulated guest, which is where most sandboxes meet it.
 RDMA_DEADLINE_S = 3.0
 RDMA_GRACE_S = 10.0
+# Of a sandbox's jobs, and of processes alone that they are compared with: OPENBLAS_CORETYPE of a shell, as an example,
+# chooses kernels with other last bits.
+JOB_VARIABLES = {"PATH": os.environ.get("PATH", os.defpath)}
 
 
 def toml_text(settings: Mapping[str, Value]) -> str:

@@ -40,8 +40,6 @@ JOBS: Mapping[str, tuple[int, Sequence[str]]] = {
     "nmf": (6000, ("--columns", "1875", "--rank", "64")),
     "mlr": (5300, ("--columns", "3000", "--classes", "40", "--penalty", "0.1")),
 }
-# Of the jobs, alone or not: OPENBLAS_CORETYPE of a shell, as an example, chooses kernels with other last bits.
-VARIABLES = {"PATH": os.environ.get("PATH", os.defpath)}
 # Without a slow link only short computing leaves the other job something to fill.
 UNLINKED_SHARE = 4
 OVER = ("done", "failed", "cancelled", "timed_out")
@@ -132,7 +130,10 @@ def _train(name: str, out: Path, share: int, *more: str) -> list[str]:
 
 def _alone(folder: Path, share: int) -> None:
     words = {name: _train(name, folder / f"{name}-alone.npz", share) for name in JOBS}
-    running = {name: subprocess.Popen(argv, stdout=subprocess.DEVNULL, env=VARIABLES) for name, argv in words.items()}
+    running = {
+        name: subprocess.Popen(argv, stdout=subprocess.DEVNULL, env=settings.JOB_VARIABLES)
+        for name, argv in words.items()
+    }
     try:
         for name, process in running.items():
             if process.wait(timeout=LIMIT_S):
@@ -193,7 +194,7 @@ class _Stage:
         body = {
             "argv": [*self._inside, *argv], "name": name, "colocate": True,
             "checkpoint_dir": os.fspath(home), "cwd": os.fspath(home), "output": os.fspath(home / "output"),
-            "env": VARIABLES,
+            "env": settings.JOB_VARIABLES,
         }  # fmt: skip
         with self._client() as client:
             (self._ids[name],) = client.post("jobs", body=body)["ids"]

@@ -138,7 +138,7 @@ class _Stage:
                     "aggregation": "shared",
                     "cwd": os.fspath(self._out),
                     "output": os.fspath(self._out / f"{model}.%r.log"),
-                    "env": {"PATH": os.environ.get("PATH", os.defpath)},
+                    "env": settings.JOB_VARIABLES,
                 }
                 (self._ids[model],) = client.post("jobs", body=body)["ids"]
 
@@ -214,7 +214,7 @@ def _aggregator_of(node: str) -> str:
 def _is_equal(out: Path, model: str) -> bool:
     """Whether all ranks ended with what one process has."""
     argv = [sys.executable, "-m", PROGRAM, model, "--steps", f"{STEPS}", "--out", os.fspath(out)]
-    subprocess.run([*argv, "--alone", f"{RANKS}"], check=True, timeout=LIMIT_S)
+    subprocess.run([*argv, "--alone", f"{RANKS}"], check=True, timeout=LIMIT_S, env=settings.JOB_VARIABLES)
     try:
         found = {(out / f"{model}.{name}").read_text() for name in ("alone", *map(str, range(RANKS)))}
     except FileNotFoundError:
