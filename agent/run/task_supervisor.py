@@ -339,7 +339,8 @@ class TaskSupervisor:
             except FileNotFoundError:
                 break  # the task's folder was taken away: nothing is left that would ask
             except OSError as error:
-                print(f"{self._folder}: {error.strerror}; trying again", file=sys.stderr)  # noqa: T201 - its log
+                with suppress(OSError):  # its log is on the same disk
+                    print(f"{self._folder}: {error.strerror}; trying again", file=sys.stderr)  # noqa: T201
                 time.sleep(1.0)
         files.notify(self._recipe.notify)
 

@@ -1,5 +1,6 @@
 """Tasks as real processes: what they find, how they end, and that nothing is left of them."""
 
+import errno
 import fcntl
 import os
 import pwd
@@ -7,6 +8,8 @@ import resource
 import shutil
 import signal
 import subprocess
+import sys
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import suppress
@@ -17,6 +20,7 @@ import pytest
 from msgspec.structs import replace
 
 from farside.agent import messages as m
+from farside.agent.run import task_folder
 from farside.agent.run.account import account_of
 from farside.agent.run.containment import Cgroup, CgroupRoot, cgroup_root, task_cgroup_of
 from farside.agent.run.fence import HeardRecord, now_s
@@ -721,6 +725,35 @@ def test_on_a_full_disk_nothing_new_starts_and_what_runs_ends_as_it_should(small
         made.start("echo now", task_id="3.0", stdout=str(tmp_path / "now"))
         made.ended("3.0")
     assert (tmp_path / "now").read_text() == "now\n"
+
+
+def test_an_end_is_written_once_there_is_room_though_its_supervisor_s_log_is_on_the_full_disk_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = m.Start(task_id="1.0", start=1, generation=1, spec=SPEC)
+    account = account_of(ME, run_as="starter", allowed=())
+    supervisor = TaskSupervisor(tmp_path, Recipe(start=start, account=account, cgroup="", mark="m", notify=""))
+    tries: list[Path] = []
+    write = task_folder.write
+
+    def full_at_first(folder: Path, record: Status) -> None:
+        tries.append(folder)
+        if len(tries) == 1:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write(folder, record)
+
+    with open("/dev/full", "w", buffering=1) as log:
+        monkeypatch.setattr(task_folder, "write", full_at_first)
+        monkeypatch.setattr(time, "sleep", lambda _: None)
+        monkeypatch.setattr(sys, "stderr", log)
+        supervisor._finish(m.TaskState(task_id="1.0", start=1, state="exited", at_s=1.0, exit_code=7))
+        monkeypatch.undo()
+        with suppress(OSError):
+            log.close()
+
+    kept = read(tmp_path, Status)
+    assert kept is not None
+    assert (len(tries), kept.state.exit_code) == (2, 7)
 
 
 def test_a_second_supervisor_of_a_task_does_nothing(tmp_path: Path) -> None:
