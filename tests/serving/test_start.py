@@ -19,6 +19,7 @@ from farside.serve.deployment import Deployment, read_deployment
 from farside.serve.door_server import DoorServer
 from farside.serve.lease.front_state import StateFile
 from tests.serving.front import in_loop, model_file
+from tests.serving.test_changing_devices import until_so
 from tests.serving.test_keeper import RUNNING, Answering, manager
 from tests.serving.test_run import MODELS, write_profile
 from tests.support.ports import free_port
@@ -126,17 +127,38 @@ async def test_a_start_that_fails_leaves_leases_and_plan_to_the_next_front_and_o
 
 
 @in_loop
+async def test_a_start_that_fails_hangs_up_on_the_workers_of_leases(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port, deployment = free_port(), deployment_in(tmp_path)
+    worker = Worker(lambda: read_keys(tmp_path / "key"), {})
+
+    async def failing(_: DoorServer) -> None:
+        await until_so(lambda: worker.has_front)
+        raise FarsideError("a door does not open")
+
+    monkeypatch.setattr(DoorServer, "start", failing)
+    async with await asyncio.start_server(worker.connected, "127.0.0.1", 0) as server:
+        with manager(port, (204, "")) as there:
+            with_a_lease(there)
+            there.job["master_port"] = server.sockets[0].getsockname()[1]
+            with pytest.raises(FarsideError, match="a door does not open"):
+                await start(deployment, port, monkeypatch)
+
+        await until_so(lambda: not worker.has_front)
+
+
+@in_loop
 async def test_a_front_with_a_new_key_before_the_old_one_reaches_the_leases_of_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     port, deployment = free_port(), deployment_in(tmp_path)
     old = read_keys(tmp_path / "key")
-    worker = Worker(lambda: old, {})
+    worker, begin = Worker(lambda: old, {}), DoorServer.start
 
-    async def reached(_: DoorServer) -> None:
-        async with asyncio.timeout(DEADLINE_S):
-            while not worker.has_front:
-                await asyncio.sleep(0.01)
+    async def reached(door: DoorServer) -> None:
+        await begin(door)
+        await until_so(lambda: worker.has_front)
 
     monkeypatch.setattr(DoorServer, "start", reached)
     add_key(tmp_path / "key")

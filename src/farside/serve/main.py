@@ -397,6 +397,8 @@ async def _end_leases(
     if failed is None:
         state.remove()
         await keeper.end()
+    else:
+        keeper.hang_up()
 
 
 def _controller(

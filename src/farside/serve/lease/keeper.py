@@ -365,10 +365,13 @@ class LeaseKeeper:
             await self._ask(lambda: self._client.delete("deployments", name, front=front))
         except FarsideError as error:
             _log.warning("leases are not given back; they end by themselves, without a front", why=str(error))
-        for one in self._held.values():
-            if one.line is not None:
-                one.line.close()
+        self.hang_up()
         self._client.close()
+
+    def hang_up(self) -> None:
+        """Hangs up on all workers."""
+        for one in self._held.values():
+            self._hang_up(one)
 
     def _judge(self) -> None:
         before = self._judged
