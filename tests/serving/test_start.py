@@ -17,6 +17,7 @@ from farside.scheduler.sharing.glet.plan import Glet, Plan, Portion
 from farside.serve import main as serve_main
 from farside.serve.deployment import Deployment, read_deployment
 from farside.serve.door_server import DoorServer
+from farside.serve.fleet import Fleet
 from farside.serve.lease.front_state import StateFile
 from tests.serving.front import in_loop, model_file
 from tests.serving.test_changing_devices import until_so
@@ -146,6 +147,25 @@ async def test_a_start_that_fails_hangs_up_on_the_workers_of_leases(
                 await start(deployment, port, monkeypatch)
 
         await until_so(lambda: not worker.has_front)
+
+
+@in_loop
+async def test_a_front_that_is_stopped_gives_leases_back_also_where_something_fails_as_it_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def failing(_: Fleet) -> None:
+        raise OSError("an executor is not closed")
+
+    monkeypatch.setattr(Fleet, "close", failing)
+    port, deployment = free_port(), deployment_in(tmp_path)
+    with manager(port, (204, "")) as there:
+        with_a_lease(there)
+
+        with pytest.raises(OSError, match="an executor is not closed"):
+            await start(deployment, port, monkeypatch)
+
+    assert there.changed() == ["POST /v1/jobs/7/cancel"]
+    assert any(one.startswith("DELETE /v1/deployments/t") for one in there.asked)
 
 
 @in_loop

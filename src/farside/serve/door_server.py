@@ -70,6 +70,11 @@ class DoorServer:
         self._timer: asyncio.TimerHandle | None = None
         say_rarely(self._loop)
 
+    @property
+    def is_started(self) -> bool:
+        """Whether it takes connections, or did until it was stopped."""
+        return self._server is not None
+
     async def start(self) -> None:
         """Takes connections from now on."""
         options: dict[str, Any] = {} if self._tls is None else {"ssl_handshake_timeout": HEADER_LIMIT_S}

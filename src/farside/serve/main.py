@@ -11,7 +11,6 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 
 import msgspec
 
@@ -348,7 +347,7 @@ async def _serve(grounds: _Grounds, stack: AsyncExitStack, ended: asyncio.Event)
     if keeper is not None:
         if not await keeper.claim(ended):
             return
-        stack.push_async_exit(partial(_end_leases, keeper, state))
+        stack.push_async_callback(_end_leases, keeper, state, doors)
     own = {} if grounds.driver is None else _own_sites(grounds.driver, grounds.devices)
     fleet = Fleet(
         own if keeper is None else keeper.sites, grounds.models, sizes, pool, longest_s=max(slo_s.values()),
@@ -390,11 +389,9 @@ def _open_doors(deployment: Deployment, service: Service, stack: AsyncExitStack)
     return doors
 
 
-async def _end_leases(
-    keeper: LeaseKeeper, state: StateFile, failed: type[BaseException] | None, *_: BaseException | TracebackType | None
-) -> None:
+async def _end_leases(keeper: LeaseKeeper, state: StateFile, doors: Sequence[DoorServer]) -> None:
     """Gives leases back, unless the start has failed: they may be those of the front before, and serve the next one."""
-    if failed is None:
+    if all(door.is_started for door in doors):
         state.remove()
         await keeper.end()
     else:
