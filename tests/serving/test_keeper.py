@@ -484,12 +484,13 @@ async def test_leases_whose_workers_have_other_keys_are_replaced_and_new_ones_no
         early = there.changed()
         await keeper.look()
         replaced = there.changed()
-        told = keeper.lease_problem
+        told, leaving = keeper.lease_problem, set(keeper.leaving.values())
         for _ in range(3 * REFUSALS_MAX):
             await keeper.look()
         later = there.changed()[len(replaced) :]
 
     assert early == []
     assert replaced == [*(f"POST /v1/jobs/{job}/cancel" for job in "56"), "POST /v1/jobs", "POST /v1/jobs"]
+    assert leaving == {"its worker has none of the front's keys"}
     assert told.endswith("its worker on n1 has no key of the front's key_file; give front and nodes the same file")
     assert later == [f"POST /v1/jobs/{job}/cancel" for job in "78"], "others are asked for minutes later"

@@ -219,7 +219,8 @@ class LeaseKeeper:
             Lease(
                 job_id=job_id, number=one.number, phase=one.phase, node=one.node, left_s=self._left_s(one),
                 is_draining=one.is_draining, is_unfit=one.is_unfit, may_extend=not one.is_refused,
-                is_outdated=one.has_other_key or not is_asked_for(one.job.get("spec", {}), self._settings.job),
+                is_outdated=not is_asked_for(one.job.get("spec", {}), self._settings.job),
+                has_other_key=one.has_other_key,
                 answers=one.line is not None and one.line.is_up and now_s >= one.unstarted.until_s and not one.is_unfit,
             )
             for job_id, one in self._held.items()
