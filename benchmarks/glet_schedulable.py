@@ -159,7 +159,7 @@ def _new_rates_tally(data: Path, every: int) -> Tally:
 
 
 def _verdicts(data: Path, gpus: int, every: int) -> list[bool]:
-    """Which scenarios glet+int schedules on so many GPUs; in a process of its own."""
+    """Which scenarios glet+int schedules on so many GPUs."""
     found = tables(data)
     assert found is not None, "the table was there a moment ago"
     sizes = Sizes(found.models, found.device)

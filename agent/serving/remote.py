@@ -102,7 +102,7 @@ async def _proven(address: Address, key: bytes) -> tuple[asyncio.StreamReader, a
             while not wire.is_proven:
                 writer.write(wire.data_to_send())
                 data = await reader.read(wire.needed)
-                if not data:  # so do workers of each version that do not have it
+                if not data:  # a worker without this key hangs up, of whichever version
                     raise NoCommonKey(f"{address.name}: it has hung up on the key")
                 list(wire.receive(data))
         writer.write(wire.data_to_send())

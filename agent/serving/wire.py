@@ -123,7 +123,7 @@ class Wire:
 
     Args:
         side: Side.FRONT or Side.WORKER.
-        keys: The deployment's: a front shows the first, and a worker has the one that its front names.
+        keys: The deployment's: a front proves the first, a worker the one of them that its front names.
         nonce: 32 random bytes of this connection.
     """
 

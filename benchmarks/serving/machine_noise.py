@@ -118,5 +118,5 @@ def noisy_note(found: Sequence[Tried[Any]]) -> str:
     noisy = sum(one.is_noisy for one in found)
     had = f"the host or other programs had over {100 * NOISE_MAX:g} % of all cores' time"
     if not noisy:
-        return f"In none of the {len(found)} runs that count {had}."
+        return f"No run is noisy ({len(found)} in all): in none {had}."
     return f"{noisy} of {len(found)} runs are noisy: {had} in each of {1 + REPEATS_MAX} tries."

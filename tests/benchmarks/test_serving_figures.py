@@ -83,7 +83,7 @@ def test_the_spread_of_runs_is_their_median_least_and_most() -> None:
 def test_a_note_says_how_many_runs_are_noisy() -> None:
     quiet, noisy = Tried(0, QUIET, 0), Tried(0, BUSY, 2)
 
-    assert noisy_note([quiet, quiet]).startswith("In none of the 2 runs")
+    assert noisy_note([quiet, quiet]).startswith("No run is noisy (2 in all)")
     assert noisy_note([quiet, noisy]).startswith("1 of 2 runs are noisy")
 
 

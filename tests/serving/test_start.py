@@ -98,7 +98,7 @@ async def test_a_wrong_key_file_and_rates_that_do_not_fit_end_the_start_before_a
 
 
 @in_loop
-async def test_a_start_that_fails_leaves_leases_and_plan_to_the_next_front_and_one_that_is_stopped_does_not(
+async def test_a_start_that_fails_leaves_the_leases_of_a_plan_that_ran_and_one_that_is_stopped_gives_them_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def failing(_: DoorServer) -> None:
@@ -125,6 +125,24 @@ async def test_a_start_that_fails_leaves_leases_and_plan_to_the_next_front_and_o
     assert "POST /v1/jobs/7/cancel" in there.asked
     assert any(one.startswith("DELETE /v1/deployments/t") for one in there.asked)
     assert not state.exists()
+
+
+@in_loop
+async def test_a_start_that_fails_gives_leases_back_where_no_plan_ran_on_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def failing(_: DoorServer) -> None:
+        raise FarsideError("a door does not open")
+
+    monkeypatch.setattr(DoorServer, "start", failing)
+    port, deployment = free_port(), deployment_in(tmp_path)
+    with manager(port, (204, "")) as there:
+        with_a_lease(there)
+
+        with pytest.raises(FarsideError, match="a door does not open"):
+            await start(deployment, port, monkeypatch)
+
+    assert there.changed() == ["POST /v1/jobs/7/cancel"]
 
 
 @in_loop

@@ -34,7 +34,7 @@ LIVED_S = 10.0
 # An executor has so long to end after its batches; longer where others need its memory, as a kill frees none at once.
 CLOSE_S, FREE_S = 0.5, 5.0
 # A front that takes executors over waits so long for those that do not come.
-TAKE_OVER_S = 1.0
+TAKE_OVER_S = 2.0
 _REASONS_MAX = 16
 # Of a device, for what prepares in a calm change, if that is ready so soon: a burst meanwhile has to wait for its end.
 CALM_PCT, CALM_S = 20, 15.0

@@ -347,7 +347,7 @@ async def _serve(grounds: _Grounds, stack: AsyncExitStack, ended: asyncio.Event)
     if keeper is not None:
         if not await keeper.claim(ended):
             return
-        stack.push_async_callback(_end_leases, keeper, state, doors)
+        stack.push_async_callback(_end_leases, keeper, state, doors, before)
     own = {} if grounds.driver is None else _own_sites(grounds.driver, grounds.devices)
     fleet = Fleet(
         own if keeper is None else keeper.sites, grounds.models, sizes, pool, longest_s=max(slo_s.values()),
@@ -389,9 +389,11 @@ def _open_doors(deployment: Deployment, service: Service, stack: AsyncExitStack)
     return doors
 
 
-async def _end_leases(keeper: LeaseKeeper, state: StateFile, doors: Sequence[DoorServer]) -> None:
-    """Gives leases back, unless the start has failed: they may be those of the front before, and serve the next one."""
-    if all(door.is_started for door in doors):
+async def _end_leases(
+    keeper: LeaseKeeper, state: StateFile, doors: Sequence[DoorServer], before: FrontState | None
+) -> None:
+    """Gives leases back, unless a start has failed that took a plan over: what runs of that serves the next front."""
+    if before is None or all(door.is_started for door in doors):
         state.remove()
         await keeper.end()
     else:

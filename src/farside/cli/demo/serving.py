@@ -10,6 +10,7 @@ import os
 import signal
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -163,7 +164,8 @@ async def serve_load(running: Running, course: Course) -> ServingScene:
     load = asyncio.ensure_future(client.run(times))
     await asyncio.sleep(course.kill_s)
     killed = largest_part(await asyncio.to_thread(running.status))
-    os.kill(killed.pid, signal.SIGKILL)
+    with suppress(ProcessLookupError):  # it has died by itself, which counts too
+        os.kill(killed.pid, signal.SIGKILL)
     result = await load
     status = await asyncio.to_thread(running.status)
     return ServingScene(

@@ -73,7 +73,7 @@ class _Held:
     line: WorkerLine | None = None
     failures: int = 0
     refusals: int = 0  # of all keys, in a row
-    is_new: bool = False  # this front has asked for it
+    is_ours: bool = False  # this front has asked for it
     unstarted: Failures = field(default_factory=Failures)  # executors
 
     @property
@@ -337,7 +337,7 @@ class LeaseKeeper:
         for job_id in self._judged.cancel:
             await self._give_back(job_id)
             one = self._held[job_id]
-            if one.is_unfit or (one.has_other_key and one.is_new):
+            if one.is_unfit or (one.has_other_key and one.is_ours):
                 # The first is replaced at once; where the next comes to nothing too, it may be the models' fault.
                 self._unfit = self._unfit.and_one(self._loop.time(), PAUSE_S)
                 if self._unfit.count > 1:
@@ -486,7 +486,7 @@ class LeaseKeeper:
                 return
             self.problem = ""
             for job_id in ids:
-                self._held[job_id] = _Held(self._free_number(), _ASKED_FOR, self._loop.time(), is_new=True)
+                self._held[job_id] = _Held(self._free_number(), _ASKED_FOR, self._loop.time(), is_ours=True)
                 _log.info("a lease is asked for", job=job_id)
 
     # ---- the manager, in a thread
