@@ -97,22 +97,28 @@ async def test_a_wrong_key_file_and_rates_that_do_not_fit_end_the_start_before_a
     assert not (tmp_path / "s").exists()
 
 
+def plan_that_ran(folder: Path) -> Path:
+    """What a front of before has left: all models on its lease, job 7."""
+    portions = tuple(Portion(model=name, batch=4, rate=20.0) for name in MODELS)
+    plan = Plan(glets=(Glet(gpu=0, part_pct=100, cycle_ms=100.0, models=portions),))
+    state = folder / "s.state"
+    StateFile(state, "t").write(plan, {"7": 0}, dict.fromkeys(MODELS, 20.0))
+    return state
+
+
+async def no_door_opens(_: DoorServer) -> None:
+    raise FarsideError("a door does not open")
+
+
 @in_loop
 async def test_a_start_that_fails_leaves_the_leases_of_a_plan_that_ran_and_one_that_is_stopped_gives_them_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def failing(_: DoorServer) -> None:
-        raise FarsideError("a door does not open")
-
-    port, deployment = free_port(), deployment_in(tmp_path)
-    portions = tuple(Portion(model=name, batch=4, rate=20.0) for name in MODELS)
-    plan = Plan(glets=(Glet(gpu=0, part_pct=100, cycle_ms=100.0, models=portions),))
-    state = tmp_path / "s.state"
-    StateFile(state, "t").write(plan, {"7": 0}, dict.fromkeys(MODELS, 20.0))
+    port, deployment, state = free_port(), deployment_in(tmp_path), plan_that_ran(tmp_path)
     with manager(port, (204, "")) as there:
         with_a_lease(there)
         with monkeypatch.context() as patched:
-            patched.setattr(DoorServer, "start", failing)
+            patched.setattr(DoorServer, "start", no_door_opens)
             with pytest.raises(FarsideError, match="a door does not open"):
                 await start(deployment, port, patched)
         failed = list(there.asked)
@@ -131,10 +137,7 @@ async def test_a_start_that_fails_leaves_the_leases_of_a_plan_that_ran_and_one_t
 async def test_a_start_that_fails_gives_leases_back_where_no_plan_ran_on_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def failing(_: DoorServer) -> None:
-        raise FarsideError("a door does not open")
-
-    monkeypatch.setattr(DoorServer, "start", failing)
+    monkeypatch.setattr(DoorServer, "start", no_door_opens)
     port, deployment = free_port(), deployment_in(tmp_path)
     with manager(port, (204, "")) as there:
         with_a_lease(there)
@@ -145,16 +148,19 @@ async def test_a_start_that_fails_gives_leases_back_where_no_plan_ran_on_them(
     assert there.changed() == ["POST /v1/jobs/7/cancel"]
 
 
+@pytest.mark.parametrize("ran", [True, False], ids=["a_plan_ran", "none_ran"])
 @in_loop
 async def test_a_start_that_fails_hangs_up_on_the_workers_of_leases(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ran: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     port, deployment = free_port(), deployment_in(tmp_path)
+    if ran:
+        plan_that_ran(tmp_path)
     worker = Worker(lambda: read_keys(tmp_path / "key"), {})
 
-    async def failing(_: DoorServer) -> None:
+    async def failing(door: DoorServer) -> None:
         await until_so(lambda: worker.has_front)
-        raise FarsideError("a door does not open")
+        await no_door_opens(door)
 
     monkeypatch.setattr(DoorServer, "start", failing)
     async with await asyncio.start_server(worker.connected, "127.0.0.1", 0) as server:
