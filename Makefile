@@ -61,7 +61,9 @@ WORKERS ?= $(shell echo $$((3 * $$(nproc))))
 OWN_FOLDER = --basetemp="$$kept/t"
 SIDE_BY_SIDE = -n $(WORKERS) --dist loadfile $(OWN_FOLDER)
 KEPT = kept=$$(mktemp -d /tmp/farside-XXXXXX); trap 'rm -rf "$$kept"' EXIT;
-SEED ?= $(shell od -An -N4 -tu4 /dev/urandom | tr -d ' ')
+ifndef SEED
+SEED := $(shell od -An -N4 -tu4 /dev/urandom | tr -d ' ')
+endif
 BENCH_ARGS ?=
 MINUTES ?= 60
 DEB_ARGS ?=
