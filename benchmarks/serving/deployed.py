@@ -3,13 +3,14 @@
 import asyncio
 import functools
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
 from benchmarks.serving.machine_noise import Noise, Tried, tried
 from farside.agent.serving.partition.cpu import CAPACITY_PCT
-from farside.cli.demo.serving_load import OUTCOMES, OpenLoop, Result
-from farside.cli.demo.serving_rig import Mix, Running, measure, mix_of
+from farside.cli.demo.serving_load import OUTCOMES, OpenLoop, Result, Target
+from farside.cli.demo.serving_rig import Mix, measure, mix_of
 
 MINUTES, QUICK_MINUTES = 4.0, 1.5
 VIOLATED_MAX = 0.01
@@ -24,6 +25,19 @@ def kept_folder() -> Path:
     return Path(_kept[-1].name)
 
 
+class Server(Protocol):
+    """What requests are sent to: a process that this one started, with all that it has started below it."""
+
+    @property
+    def http(self) -> int:
+        """Port of its HTTP door, on loopback."""
+        ...
+
+    def targets(self) -> Mapping[str, Target]:
+        """Its models."""
+        ...
+
+
 @functools.cache
 def prepared(*, quick: bool, capacity_pct: int = CAPACITY_PCT) -> tuple[Path, Mix]:
     """Three models in a folder, with a profile that was measured now, and the largest rates that have a plan.
@@ -35,9 +49,9 @@ def prepared(*, quick: bool, capacity_pct: int = CAPACITY_PCT) -> tuple[Path, Mi
     return folder, mix_of(tables)
 
 
-def play(running: Running, times: Sequence[tuple[float, str]]) -> Tried[Result]:
+def play(server: Server, times: Sequence[tuple[float, str]]) -> Tried[Result]:
     """What became of requests at these times, sent again where the machine was not ours."""
-    client = OpenLoop("127.0.0.1", running.http, running.targets())
+    client = OpenLoop("127.0.0.1", server.http, server.targets())
     return asyncio.run(tried(lambda: client.run(times)))
 
 

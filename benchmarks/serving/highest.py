@@ -3,31 +3,16 @@
 It is searched for by halving a range of shares of a mix. A run with much steal or others' work is repeated.
 """
 
-import asyncio
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 from benchmarks.figure import Row
-from benchmarks.serving.deployed import VIOLATED_MAX
-from benchmarks.serving.machine_noise import TRIED_HEADER, tried
-from farside.cli.demo.serving_load import OpenLoop, Target, poisson
+from benchmarks.serving.deployed import VIOLATED_MAX, Server, play
+from benchmarks.serving.machine_noise import TRIED_HEADER
+from farside.cli.demo.serving_load import poisson
 
 TRIAL_HEADER = ("server", "rate of the mix", "requests/s", "in time/s", "violated %", *TRIED_HEADER)
-
-
-class Server(Protocol):
-    """What requests are sent to: a process that this one started, with all that it has started below it."""
-
-    @property
-    def http(self) -> int:
-        """Port of its HTTP door, on loopback."""
-        ...
-
-    def targets(self) -> Mapping[str, Target]:
-        """Its models."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,8 +72,7 @@ class Search:
 
 def attempt(server: Server, rates: Mapping[str, float], seconds: float, seed: int) -> Trial:
     """Poisson requests at these rates, again where the machine was not ours; the last run counts."""
-    client = OpenLoop("127.0.0.1", server.http, server.targets())
     times = poisson(rates, seconds, seed)
-    found = asyncio.run(tried(lambda: client.run(times)))
+    found = play(server, times)
     goodput, violated = found.result.goodput(seconds), found.result.violated_share()
     return Trial(rate=len(times) / seconds, goodput=goodput, violated=violated, cells=found.cells())

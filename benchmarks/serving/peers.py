@@ -12,10 +12,10 @@ from pathlib import Path
 
 from benchmarks.figure import Figure, Row, Table
 from benchmarks.serving.bars import at_least, bars
-from benchmarks.serving.deployed import VIOLATED_MAX, prepared
+from benchmarks.serving.deployed import VIOLATED_MAX, Server, prepared
 from benchmarks.serving.fidelity import write_plan
 from benchmarks.serving.gain import OURS, Contender, contender
-from benchmarks.serving.highest import TRIAL_HEADER, Search, Server, Trial, attempt
+from benchmarks.serving.highest import TRIAL_HEADER, Search, Trial, attempt
 from benchmarks.serving.triton import SETTINGS, Triton
 from farside.cli.demo.serving_rig import Mix, Running, devices
 from farside.serve.table import Tables, read_tables
