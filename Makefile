@@ -118,12 +118,13 @@ test-all:
 		make --no-print-directory $$part || failed="$$failed $$part"; \
 	done; test -z "$$failed" || { echo "farside: failed:$$failed" >&2; exit 1; }
 
+# Without a dump of all stacks after four minutes, here and below: Python may crash as it reads those that run on. A long
+# test takes as long, as does the search for the smallest example of a failure.
 test-random: venv-dev packages-test
 	@echo "farside: SEED=$(SEED)"
 	@$(KEPT) FARSIDE_EXAMPLES=40 $(PYTHON) -m pytest $(SIDE_BY_SIDE) -m hypothesis --hypothesis-profile=random --hypothesis-seed=$(SEED) \
-		$(PYTEST_ARGS)
+		-o faulthandler_timeout=0 $(PYTEST_ARGS)
 
-# Without a dump of all stacks after four minutes, which are usual here: Python may crash as it reads those that run on.
 test-long: venv-dev packages-test
 	@$(KEPT) status=0; set -- -o faulthandler_timeout=0 $(PYTEST_ARGS); \
 	$(PYTHON) -m pytest $(SIDE_BY_SIDE) -m "long and not alone" "$$@" || status=$$?; \

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from farside.errors import ConfigError
 from farside.scheduler.slurm.action import Hold, Release, Requeue, SetNice, SetPriority
 from farside.scheduler.slurm.decide import Decision, decide, failed, with_mark, without_mark
-from farside.scheduler.slurm.job_memory import Memory
+from farside.scheduler.slurm.job_memory import Memory, Past
 from farside.scheduler.slurm.snapshot import HELD_MARK, PRIORITY_HIGH, PRIORITY_LOW, JobPhase, SlurmJob, Snapshot
 from tests.slurm.made import NOW_S, TRAITS, groups, node, over, running, snapshot, waiting, ways
 
@@ -168,6 +168,16 @@ def test_what_was_served_before_a_requeue_counts() -> None:
     ])  # fmt: skip
 
     assert decided(seen, memory, **LAS).queue == ("3", "1")
+
+
+def test_jobs_that_fall_in_one_turn_stand_in_their_new_queue_by_when_they_came() -> None:
+    seen = snapshot(running(1, ("gn1", 4), since_s=10_000), running(2, ("gn2", 4), since_s=10_000))
+    falling = Past(is_running=True, since_s=NOW_S - 10_000, change_at_s=NOW_S)
+    memory = Memory(at_s=NOW_S - 5, jobs={"1": replace(falling, place=1.0), "2": replace(falling, place=0.0)})
+
+    places = {job_id: past.place for job_id, past in decided(seen, memory, **LAS).memory.jobs.items()}
+
+    assert places["1"] < places["2"]
 
 
 # ---------------------------------------------------------------- the gate

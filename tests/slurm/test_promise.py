@@ -58,7 +58,11 @@ DAYS = st.lists(
 
 
 class Day:
-    """A Slurm with one node, of which the engine is asked whenever anything happens, before Slurm starts jobs."""
+    """A Slurm with one node: the engine takes a turn whenever a job may start, ends or changes its queue.
+
+    These are the moments that the simulation knows. An index moves between them too, so that a turn at any other time,
+    as when a job comes that waits for another, may requeue a job which the simulation lets run on.
+    """
 
     def __init__(self, config: SlurmConfig) -> None:
         self.config = config
@@ -95,9 +99,11 @@ class Day:
                 continue  # something has happened before, and it is another time now
             if kind == 1:
                 self.jobs[job_id] = coming[job_id]
+                if coming[job_id].reason == "Dependency":
+                    continue
             elif kind == 0:
                 self.jobs[job_id] = over(self.jobs[job_id], at_s)
-            if kind in (1, 2) and not (kind == 1 and self.jobs[job_id].reason == "Dependency"):
+            if kind in (1, 2):
                 self.jobs[job_id] = replace(self.jobs[job_id], reason="Priority", eligible_s=at_s)
             self.slurm.seen = self.seen(at_s)
             asyncio.run(self.engine.turn())
