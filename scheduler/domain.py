@@ -285,17 +285,23 @@ class Domain:
 
         The owner of the clock may be late by a second or a rounding error, while the keys of a job change at once. A
         cycle in between would see the job in its new queue, and would not look at the jobs that go before it there.
+
+        Jobs that fall together stand there in the order of submission: it is a rounding error which was told first.
         """
         early = self.book.take_crossing(now_s)
-        if not early:
-            return
-        jobs = self.roster.figures([row for _, row in early], now_s)
-        after_s = self.rules.order.next_change_s(jobs).tolist()
-        for (at_s, row), change_s in zip(early, after_s, strict=True):
-            if now_s + change_s > at_s + EDGE_S:  # the policy speaks of the one after
-                self.queue.touch()
-                self._fall(row)
-            self.book.foresee(row, now_s + change_s)
+        if early:
+            jobs = self.roster.figures([row for _, row in early], now_s)
+            after_s = self.rules.order.next_change_s(jobs).tolist()
+            for (at_s, row), change_s in zip(early, after_s, strict=True):
+                if now_s + change_s > at_s + EDGE_S:  # the policy speaks of the one after
+                    self.queue.touch()
+                    self._fall(row)
+                self.book.foresee(row, now_s + change_s)
+        if len(self._crossed) > 1:
+            fallen = {row: self.roster.jobs[row] for row in self._crossed if row in self.running}
+            for row in sorted(fallen, key=lambda row: (fallen[row].submit_s, fallen[row].sequence)):
+                self._to_tail(row)
+                self.book.rank_anew(row)
 
     def resize(self, nodes: tuple[Node, ...]) -> None:
         """Set which of its nodes the domain has from now on; jobs that run on other nodes may end there."""

@@ -93,7 +93,7 @@ class Gittins(Las):
         queue, *place = Las.keys(self, jobs)
         if not len(self.distribution):
             return queue, *place
-        attained = jobs.executed_s * jobs.gpus
+        attained = attained_gpu_s(jobs)
         if self.is_continuous:
             # Negative, as the smallest keys go first and the highest index should.
             return (-self.index(attained, np.zeros(len(attained))),)
@@ -118,7 +118,7 @@ class Gittins(Las):
         is_by_index = self.is_continuous or (queue == other_queue and queue < len(self.limits_gpu_s))
         if not len(self.distribution) or not is_by_index:
             return Las.why(self, first, second)
-        attained, other = (jobs.executed_s * jobs.gpus for jobs in (first, second))
+        attained, other = (attained_gpu_s(jobs) for jobs in (first, second))
         index, other_index = self.index(attained, queue).item(), self.index(other, other_queue).item()
         if index == other_index:
             return Las.why(self, first, second)
@@ -128,3 +128,12 @@ class Gittins(Las):
             f"is likelier to end soon: past jobs with as much behind them ({behind} of GPU time) ended at "
             f"{share} a GPU hour, those like the other ({other_behind}) at {other_share}"
         )
+
+
+def attained_gpu_s(jobs: JobColumns) -> Floats:
+    """Attained service to a hundred-thousandth, so that jobs that fell at one limit have the same index.
+
+    Their seconds are sums of other fractions, and a rounding error would otherwise decide which of them goes first.
+    """
+    found: Floats = (jobs.executed_s * jobs.gpus).round(5)
+    return found

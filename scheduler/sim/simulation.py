@@ -2,8 +2,8 @@
 
 How it works
   Everything at one instant is one event for the cycle. At an instant jobs end first, then jobs come, then thresholds
-  are crossed, each in the order of submission; then the cycle runs once for each domain that anything happened to. With
-  a ``tick_s`` the cycle runs at the next multiple of it instead.
+  are crossed, each in the order of submission, those too that are a rounding error later; then the cycle runs once for
+  each domain that anything happened to. With a ``tick_s`` the cycle runs at the next multiple of it instead.
 
   A start's end is known at once and stands in the queue of events with the start's number; a preemption makes that
   number old, and the event is dropped when its time comes.
@@ -199,7 +199,7 @@ class Simulation:
                 self._submit(arrived, touched)
                 arrived += 1
             ticked: dict[str, Domain] = {}
-            while heap and heap[0][0] == now_s:
+            while heap and heap[0][0] <= (now_s + EDGE_S if heap[0][1] == Kind.CROSS else now_s):
                 self._later(now_s, touched, ticked)
             # 2. The domains whose cycle runs now.
             due = self._at_ticks(touched, ticked, now_s) if self._tick_s or self._pauses else touched

@@ -17,7 +17,7 @@ from farside.scheduler.admission.history import History
 from farside.scheduler.domain import Domain, Rules
 from farside.scheduler.predict.estimator import Estimator
 from farside.scheduler.settings import suggestion
-from farside.scheduler.slurm.job_memory import Memory, Past, eligible_s_of, limit_s_of
+from farside.scheduler.slurm.job_memory import Memory, Past, limit_s_of
 from farside.scheduler.slurm.snapshot import JobPhase, SlurmJob, SlurmNode, Snapshot, Traits
 from farside.scheduler.state import Action, Allocation, Job, Node, Promote
 from farside.scheduler.table import JobTable
@@ -109,10 +109,8 @@ class SlurmDomain:
         taking = {node.name for node in known if node.is_taking}
         # After the running jobs have their places: a drained node keeps its jobs and takes no new ones.
         self.domain.resize(tuple(node for node in nodes if node.name in taking))
-        # As in the simulation: those that fall in one turn stand in the next queue by when they came.
-        came = {row: _came_s(job, memory.jobs[job.job_id]) for row, job in self.jobs.items()}
-        for row in sorted(self.jobs, key=lambda row: (came[row], int(self.jobs[row].job_id))):
-            if memory.jobs[self.jobs[row].job_id].change_at_s <= self._now_s:
+        for row, job in self.jobs.items():
+            if memory.jobs[job.job_id].change_at_s <= self._now_s:
                 self.domain.cross(row, self._now_s)
         # Now: after the cycle, the domain has what was decided, and that is so only once Slurm says so.
         rows = list(self.jobs)
@@ -170,10 +168,6 @@ class SlurmDomain:
                 change_s = math.inf
             found[job.job_id] = replace(past, place=float(places[row]), change_at_s=self._now_s + change_s)
         return found
-
-
-def _came_s(job: SlurmJob, past: Past) -> float:
-    return max(job.submit_s, eligible_s_of(past, job))
 
 
 def job_of(job: SlurmJob, *, may_preempt: bool, is_counting_memory: bool, past: Past | None = None) -> Job:

@@ -20,7 +20,8 @@ from farside.scheduler.placement.count_only import CountOnly
 from farside.scheduler.sim.result.digest import Digest
 from farside.scheduler.sim.simulation import Run, Simulation
 from farside.scheduler.sim.trace.job import TraceJob
-from farside.scheduler.state import Action, Cluster
+from farside.scheduler.state import Action, Cluster, Job
+from farside.scheduler.table import JobTable
 from tests.support.traces import flat_cluster, philly, trace
 
 samples_gpu_s = st.lists(st.integers(1, 60).map(float), min_size=1, max_size=12)
@@ -86,6 +87,20 @@ def test_samples_that_differ_by_rounding_are_one() -> None:
     nearly = Distribution([5.0, 5.0 + 1e-7, 5.0 - 1e-7, 0.1 + 0.2, 0.3, 0.0])
 
     assert nearly.best_index(np.array([0.0, 0.3, 5.0])) == pytest.approx([2 / (5 * 0.3), 1 / 4.7, 0.0])
+
+
+def test_jobs_that_fell_at_one_limit_have_one_index_whatever_their_seconds_add_up_to() -> None:
+    table = JobTable()
+    for row in (0, 1):
+        table.submit(
+            row, Job(job_id=str(row), sequence=row, submit_s=0.0, gpus=2), remaining_s=1e3, predicted_gpu_s=1e3
+        )
+    table.executed_s[:2] = 50.01655, math.nextafter(50.01655, math.inf)
+    order = Gittins(limits_gpu_s=(100.0331, 400.0), prior=Distribution([10.0, 150.0, 300.0]))
+
+    _, by_index, _ = order.keys(table.figures(np.arange(2), 0.0))
+
+    assert by_index[0] == by_index[1] < 0
 
 
 def test_without_samples_every_index_is_0() -> None:
