@@ -1,5 +1,6 @@
 """Whatever a policy says of two jobs is so."""
 
+import math
 import re
 
 import numpy as np
@@ -62,6 +63,8 @@ def is_so(text: str, first: JobColumns, second: JobColumns, quantum_s: float) ->
             return "waits"
         return "used" if job["slice_s"] >= quantum_s - 1e-6 else "runs"
 
+    found = re.match(r"has waited for (.+) and more", text)
+    patience_s = parse_seconds(found[1]) if found else math.inf
     states = state(a), state(b)
     claims = {
         r"equal by ": True,
@@ -81,7 +84,7 @@ def is_so(text: str, first: JobColumns, second: JobColumns, quantum_s: float) ->
         r"comes before it in the list": a["position"] < b["position"],
         r"has run before": a["first_start_s"] < np.inf == b["first_start_s"],
         r"started .+ earlier": a["first_start_s"] < b["first_start_s"],
-        r"has waited for .+ and more": a["since_s"] > a["submit_s"] and b["since_s"] <= b["submit_s"],
+        r"has waited for .+ and more": a["since_s"] - a["submit_s"] >= patience_s > b["since_s"] - b["submit_s"],
         r"is expected to take .+; nothing is known": np.isnan(b["predicted_gpu_s"]) > np.isnan(a["predicted_gpu_s"]),
         r"is expected to take .+ in the mean, the other ": a["predicted_gpu_s"] < b["predicted_gpu_s"],
         r"is likelier to end soon": True,  # its figures are looked at by themselves
