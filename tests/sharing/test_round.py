@@ -155,6 +155,15 @@ def test_a_model_that_fails_on_a_glet_is_tried_there_with_its_oldest_request_alo
     assert look(glet, {"a": queue(60.0, 60.0), "b": queue()}, 60.0) == Dispatch("a", 2)
 
 
+def test_a_try_drops_nobody_who_is_in_time_alone_but_not_in_a_full_batch() -> None:
+    glet = GletRound(slots=[slot(batch=4)], cycle_s=0.05)
+    glet.leave_out("a", -1.0)
+    waiting = queue(0.0, 0.0, 0.0, 0.0)
+
+    assert look(glet, {"a": waiting}, SLO_S - LATENCY_S[0]) == Dispatch("a", 1)
+    assert DROPPED not in waiting.became
+
+
 @given(st.lists(st.tuples(st.floats(0.001, 1), st.floats(0, 10)), max_size=100))
 def test_no_batch_is_expected_to_take_several_times_as_long_as_planned(
     batches: list[tuple[float, float]],

@@ -155,19 +155,18 @@ def look(glet: GletRound, queues: Mapping[str, Queue], now_s: float, beside: Bes
     wake_s = math.inf
     tries = glet.tries
     for slot in glet.slots:
-        if tries and slot.model in tries and now_s < tries[slot.model].at_s:
+        is_try = slot.model in tries
+        if is_try and now_s < tries[slot.model].at_s:
             continue
         queue = queues[slot.model]
         rounds = beside.get(slot.model) or (glet,)
         late_s = min([one.paces[slot.model].late_s for one in rounds])
-        count, is_missed = _in_time(queue, slot, now_s, glet.longest_s(slot), late_s)
+        count, is_missed = _in_time(queue, slot, now_s, glet.longest_s(slot), late_s, is_alone=is_try)
         if count == 0:
             for one in rounds if is_missed else ():
                 one.paces[slot.model].forget()
             wake_s = min(wake_s, queue.full_s(1))
             continue
-        if tries and slot.model in tries:
-            count = queue.oldest()
         slack_s = queue.deadline_s() - slot.latency_s[count - 1] - late_s - now_s
         if chosen is None or slack_s < chosen[0]:
             chosen = (slack_s, slot, count)
@@ -191,24 +190,27 @@ def _is_due(glet: GletRound, slot: Slot, waiting: int, slack_s: float, now_s: fl
     return waiting >= slot.batch or now_s >= due_s - _NEAR_S or slack_s <= _NEAR_S
 
 
-def _in_time(queue: Queue, slot: Slot, now_s: float, longest_s: float, late_s: float) -> tuple[int, bool]:
+def _in_time(
+    queue: Queue, slot: Slot, now_s: float, longest_s: float, late_s: float, *, is_alone: bool
+) -> tuple[int, bool]:
     """Requests of the next batch, after those are dropped that it would answer too late.
 
     A model catches up by larger batches than planned, as long as its oldest request and the cycle allow them
     [glet §2.1]. Besides: whether one was dropped for ``late_s`` alone, by which batches end later than planned.
+    ``is_alone``: The batch is the oldest request by itself.
     """
     is_missed = False
     while True:
         waiting = queue.waiting(now_s)
         if waiting == 0:
             return 0, is_missed
-        count = max(min(waiting, slot.batch), queue.oldest())
+        count = queue.oldest() if is_alone else max(min(waiting, slot.batch), queue.oldest())
         room_s = queue.deadline_s() - now_s + _NEAR_S
         if room_s < slot.latency_s[count - 1] + late_s:
             is_missed = is_missed or room_s >= slot.latency_s[count - 1]
             queue.drop(now_s)
             continue
-        if waiting > count:
+        if waiting > count and not is_alone:
             most, bound_s = min(waiting, len(slot.latency_s)), min(room_s - late_s, longest_s)
             while count < most and slot.latency_s[count] <= bound_s:
                 count += 1
