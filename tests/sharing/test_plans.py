@@ -3,10 +3,12 @@
 import itertools
 import math
 import random
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -15,6 +17,7 @@ from farside.scheduler.sharing.glet import size
 from farside.scheduler.sharing.glet.baseline import HALF_PCT, greedy, squishy
 from farside.scheduler.sharing.glet.check import check
 from farside.scheduler.sharing.glet.elastic import Packing, Variant, place
+from farside.scheduler.sharing.glet.interference import Tabled
 from farside.scheduler.sharing.glet.plan import Plan, Refusal
 from farside.scheduler.sharing.glet.portfolio import PRINTED, ideal, plan, plan_on, runs_for
 from farside.scheduler.sharing.glet.profile import WHOLE_PCT, DeviceProfile, ModelProfile, NoInterference
@@ -411,6 +414,38 @@ def test_a_plan_does_not_depend_on_how_much_is_kept(monkeypatch: pytest.MonkeyPa
     small = Sizes(models, profile)
     assert fewest(small, rates, 3) == kept
     assert len(small.seats) == 1
+
+
+def test_a_decision_of_batches_up_to_1024_calls_no_function_for_each_of_them() -> None:
+    """It asks for neighbours in hundreds of batches, each of which slows all of a model's: that took up to 18 s."""
+    models = {
+        f"m{at}": model(f"m{at}", slo_ms=400.0, fixed_ms=1.0 + at, each_ms=0.1, max_batch=1024) for at in range(3)
+    }
+    batches = (1, 32, 1024)
+    beside = 1 + np.add.outer((0.0, 0.1, 0.2), (0.0, 0.2, 0.5))
+    cells = {(name, part, other): beside for name in models for part in PARTS if part < 100 for other in models}
+    sizes = Sizes(models, device(Tabled(cells, dict.fromkeys(models, batches))))
+    sizes.gpus_min(dict.fromkeys(models, 1.0))
+
+    calls = calls_of(lambda: fewest(sizes, dict.fromkeys(models, 4321.0), 4))
+
+    assert calls < 1_000_000
+
+
+def calls_of(work: Callable[[], object]) -> int:
+    """How many functions are called, those in C included."""
+    calls, before = 0, sys.getprofile()
+
+    def count(frame: object, event: str, argument: object) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    sys.setprofile(count)
+    try:
+        work()
+    finally:
+        sys.setprofile(before)
+    return calls
 
 
 # ---- the derived table

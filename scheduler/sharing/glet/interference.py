@@ -58,7 +58,7 @@ class Tabled:
         batches: Mapping[str, Sequence[int]],
     ) -> None:
         self._cells, self._batches = cells, batches
-        self._columns: dict[tuple[str, int, str, int], tuple[float, ...]] = {}
+        self._columns: dict[tuple[str, int, str, int], Sequence[float]] = {}
         # The least of each row over all neighbours, by model and part; filled when one is asked for.
         self._rows: dict[tuple[str, int], Floats] = {}
 
@@ -80,14 +80,14 @@ class Tabled:
         every = np.interp(range(1, batches + 1), self._batches[model], np.min(rows, axis=0))
         return tuple(max(1.0, float(one)) for one in every)
 
-    def _column(self, model: str, part_pct: int, other: str, other_batch: int) -> tuple[float, ...]:
+    def _column(self, model: str, part_pct: int, other: str, other_batch: int) -> Sequence[float]:
         key = (model, part_pct, other, other_batch)
         found = self._columns.get(key)
         if found is None:
             grid, own, others = self._cells[model, part_pct, other], self._batches[model], self._batches[other]
             at_batch = [float(np.interp(other_batch, others, row)) for row in grid]
-            every = np.interp(range(1, own[-1] + 1), own, at_batch)
-            found = self._columns[key] = tuple(max(1.0, float(one)) for one in every)
+            every = np.interp(np.arange(1, own[-1] + 1), own, at_batch)
+            found = self._columns[key] = np.maximum(every, 1.0).tolist()
         return found
 
 

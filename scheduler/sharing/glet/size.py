@@ -60,7 +60,8 @@ class Sizes:
         self._least_ms: dict[tuple[str, int, object], Sequence[float]] = {}
         self._slo_batches: dict[tuple[str, int, object], list[tuple[int, float, float, float]]] = {}
         self._saturations: dict[tuple[str, int, object], list[tuple[float, int, float]]] = {}
-        self.best_rate = {name: {part: self._most(name, part) for part in self.parts} for name in self.models}
+        self._mosts: dict[tuple[str, int, object], float] = {}
+        self.best_rate = {name: {part: self._most(name, part, None) for part in self.parts} for name in self.models}
         # Computed when it is asked for, as those that serve a plan never do.
         self._least: list[dict[str, Least]] | None = None
         self._sharing: dict[tuple[tuple[str, ...], int], bool] = {}
@@ -112,8 +113,7 @@ class Sizes:
 
         A cycle is as long as the batch takes to arrive, or as the SLO leaves, whichever is less [glet §2.2].
         """
-        saturations = self.saturations(model, part_pct, pressure)
-        if not saturations or saturations[0][0] < rate * (1 - ROUNDING):
+        if self._most(model, part_pct, pressure) < rate * (1 - ROUNDING):
             return
         found = [
             (-cycle_ms, batch, ms)
@@ -134,7 +134,7 @@ class Sizes:
             make_room(self._sharing)
             busy_ms = sum([self.models[name].latency_ms[part_pct][0] for name in models])
             slo_ms = min([self.models[name].slo_ms for name in models])
-            found = self._sharing[models, part_pct] = is_within(busy_ms, slo_ms)
+            found = self._sharing[models, part_pct] = busy_ms <= longest_ms(slo_ms)
         return found
 
     def _batches(self, model: str, part_pct: int, pressure: object) -> list[tuple[int, float, float, float]]:
@@ -144,11 +144,12 @@ class Sizes:
         if found is None:
             make_room(self._slo_batches)
             slo_ms = self.models[model].slo_ms
+            bound_ms = longest_ms(slo_ms)
             # The cycle of a batch that is only just within its SLO may be shorter than it, by that much.
             found = self._slo_batches[key] = [
                 (batch, ms, slo_ms - ms, ms * (1 - 3 * ROUNDING))
                 for batch, ms in enumerate(self.latencies(model, part_pct, pressure), 1)
-                if is_within(ms, slo_ms)
+                if ms <= bound_ms
             ]
         return found
 
@@ -158,8 +159,8 @@ class Sizes:
         found = self._saturations.get(key)
         if found is None:
             make_room(self._saturations)
-            slo_ms, times = self.models[model].slo_ms, enumerate(self.latencies(model, part_pct, pressure), 1)
-            within = ((1000 * batch / ms, batch, ms) for batch, ms in times if is_within(ms, slo_ms))
+            bound_ms, times = longest_ms(self.models[model].slo_ms), self.latencies(model, part_pct, pressure)
+            within = [(1000 * batch / ms, batch, ms) for batch, ms in enumerate(times, 1) if ms <= bound_ms]
             found = sorted(within, reverse=True)
             self._saturations[key] = found
         return found
@@ -243,9 +244,16 @@ class Sizes:
                 found.append(slowed_by(factors, model, part))
         return found
 
-    def _most(self, model: str, part_pct: int) -> float:
-        saturations = self.saturations(model, part_pct, None)
-        return saturations[0][0] if saturations else 0.0
+    def _most(self, model: str, part_pct: int, pressure: object) -> float:
+        """Requests a second that a part serves at the most: the first of `saturations`, without all others."""
+        key = (model, part_pct, pressure)
+        found = self._mosts.get(key)
+        if found is None:
+            make_room(self._mosts)
+            bound_ms, times = longest_ms(self.models[model].slo_ms), self.latencies(model, part_pct, pressure)
+            found = max([1000 * batch / ms for batch, ms in enumerate(times, 1) if ms <= bound_ms], default=0.0)
+            self._mosts[key] = found
+        return found
 
     def _steepest(self, served: Mapping[int, float]) -> int:
         best, steepest = self.parts[0], -1.0
@@ -261,9 +269,9 @@ class Sizes:
         return best
 
 
-def is_within(busy_ms: float, slo_ms: float) -> bool:
-    """Whether work keeps an SLO: a cycle of its own length may pass before it begins."""
-    return 2 * busy_ms <= slo_ms * (1 + ROUNDING)
+def longest_ms(slo_ms: float) -> float:
+    """The longest work that keeps an SLO: a cycle of its own length may pass before it begins."""
+    return slo_ms * (1 + ROUNDING) / 2
 
 
 def slowed_by(factors: Sequence[float], model: ModelProfile, part_pct: int) -> list[float]:
