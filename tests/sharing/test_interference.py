@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from farside.scheduler.sharing.glet import size
 from farside.scheduler.sharing.glet.fit import FORMS, CoRun, Pair, error_of, fit, fit_form, measured_by_predicted
 from farside.scheduler.sharing.glet.interference import Separable, Tabled, tabled
 from farside.scheduler.sharing.glet.profile import Interference
@@ -110,6 +111,22 @@ def test_no_neighbour_slows_less_than_the_least() -> None:
         assert all(1 <= bound <= least_of_all + 1e-12 for bound, least_of_all in zip(least, nearest, strict=True))
         # It is reached at the batches that were measured.
         assert least[0] == pytest.approx(nearest[0])
+
+
+def test_factors_of_large_batches_are_kept_as_far_as_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    fitted = fit(co_runs(), UTILISATION, random.Random(1))
+
+    def are_kept() -> bool:
+        table = tabled(fitted, co_runs(), PARTS, BATCHES)
+        first = table.factors("a", 20, (("b", 1),))
+        table.factors("a", 20, (("b", 4),))
+        again = table.factors("a", 20, (("b", 1),))
+        assert again == first
+        return again is first
+
+    assert are_kept()
+    monkeypatch.setattr(size, "NUMBERS_MAX", 1)
+    assert not are_kept()
 
 
 @needs_tables

@@ -432,6 +432,20 @@ def test_a_decision_of_batches_up_to_1024_calls_no_function_for_each_of_them() -
     assert calls < 1_000_000
 
 
+def test_the_more_batches_an_answer_has_the_fewer_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = dict.fromkeys(range(size.NUMBERS_MAX // 1024), 0.0)
+    size.make_room(kept)
+    assert kept
+    size.make_room(kept, 1024)
+    assert not kept
+
+    models = {name: model(name, slo_ms=slo_ms) for name, slo_ms in zip("abcd", (40.0, 60.0, 100.0, 200.0), strict=True)}
+    profile, rates = device(slowing(models, 0.4)), dict.fromkeys("abcd", 45.0)
+    expected = fewest(Sizes(models, profile), rates, 3)
+    monkeypatch.setattr(size, "NUMBERS_MAX", 1)
+    assert fewest(Sizes(models, profile), rates, 3) == expected
+
+
 def calls_of(work: Callable[[], object]) -> int:
     """How many functions are called, those in C included."""
     calls, before = 0, sys.getprofile()

@@ -7,6 +7,7 @@ import numpy as np
 
 from farside.scheduler.sharing.glet.fit import CoRun, Fitted, Floats, Pair
 from farside.scheduler.sharing.glet.profile import WHOLE_PCT, Load
+from farside.scheduler.sharing.glet.size import make_room
 
 # By model and part, a value for each batch from 1 on.
 Shares = Mapping[tuple[str, int], Sequence[float]]
@@ -85,6 +86,7 @@ class Tabled:
         found = self._columns.get(key)
         if found is None:
             grid, own, others = self._cells[model, part_pct, other], self._batches[model], self._batches[other]
+            make_room(self._columns, own[-1])
             at_batch = [float(np.interp(other_batch, others, row)) for row in grid]
             every = np.interp(np.arange(1, own[-1] + 1), own, at_batch)
             found = self._columns[key] = np.maximum(every, 1.0).tolist()

@@ -20,6 +20,8 @@ ROUNDING = 1e-9
 _STEP_LEAST = 0.05
 # Of what is computed anew when it is gone: entries of each kind.
 KEPT_MAX = 20_000
+# And of those with a number for each batch, so many numbers: about 128 MB.
+NUMBERS_MAX = 4_000_000
 
 
 class Fitting(NamedTuple):
@@ -91,7 +93,7 @@ class Sizes:
         key = (model, part_pct, pressure)
         found = self._latencies.get(key)
         if found is None:
-            make_room(self._latencies)
+            make_room(self._latencies, self.models[model].max_batch)
             factors = self.device.interference.factors(model, part_pct, pressure)
             found = self._latencies[key] = slowed_by(factors, profile, part_pct)
         return found
@@ -101,7 +103,7 @@ class Sizes:
         key = (model, part_pct, pressure)
         found = self._least_ms.get(key)
         if found is None:
-            make_room(self._least_ms)
+            make_room(self._least_ms, self.models[model].max_batch)
             found = self.latencies(model, part_pct, pressure)
             if any(map(operator.gt, found, found[1:])):
                 found = list(itertools.accumulate(reversed(found), min))[::-1]
@@ -142,7 +144,7 @@ class Sizes:
         key = (model, part_pct, pressure)
         found = self._slo_batches.get(key)
         if found is None:
-            make_room(self._slo_batches)
+            make_room(self._slo_batches, 4 * self.models[model].max_batch)
             slo_ms = self.models[model].slo_ms
             bound_ms = longest_ms(slo_ms)
             # The cycle of a batch that is only just within its SLO may be shorter than it, by that much.
@@ -158,7 +160,7 @@ class Sizes:
         key = (model, part_pct, pressure)
         found = self._saturations.get(key)
         if found is None:
-            make_room(self._saturations)
+            make_room(self._saturations, 3 * self.models[model].max_batch)
             bound_ms, times = longest_ms(self.models[model].slo_ms), self.latencies(model, part_pct, pressure)
             within = [(1000 * batch / ms, batch, ms) for batch, ms in enumerate(times, 1) if ms <= bound_ms]
             found = sorted(within, reverse=True)
@@ -280,9 +282,9 @@ def slowed_by(factors: Sequence[float], model: ModelProfile, part_pct: int) -> l
     return [a + (f - 1) * s for a, f, s in zip(alone_ms, factors, slowed_ms, strict=True)]
 
 
-def make_room(kept: dict[Any, Any]) -> None:
-    """Empties answers that are kept if they are many: what is gone is computed anew."""
-    if len(kept) >= KEPT_MAX:
+def make_room(kept: dict[Any, Any], numbers: int = 1) -> None:
+    """Empties answers that are kept if they are many, of ``numbers`` each: what is gone is computed anew."""
+    if len(kept) >= min(KEPT_MAX, NUMBERS_MAX // numbers):
         kept.clear()
 
 
