@@ -203,11 +203,12 @@ class ExecutorHandle(abc.ABC):
         """
         try:
             line = await self._ready
+            if line:
+                await self.close(0)
         except asyncio.CancelledError:
             await self.close(0)
             raise
         if line:
-            await self.close(0)
             raise ServeError(f"an executor did not become ready: {line}")
 
     # ---- its life

@@ -272,6 +272,37 @@ def test_a_start_that_is_cancelled_leaves_no_process(models: tuple[ModelFile, ..
     asyncio.run(test())
 
 
+def test_a_start_that_is_cancelled_once_it_has_failed_leaves_no_process_and_no_open_part(
+    models: tuple[ModelFile, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, closed, real = tmp_path / "no.onnx", list[WholePlace](), Executor.close
+    file.write_text("no model")
+    broken = msgspec.structs.replace(models[0], path=str(file))
+
+    class Counted(WholePlace):
+        def close(self) -> None:
+            closed.append(self)
+
+    async def test() -> None:
+        before = children()
+        started = asyncio.ensure_future(
+            start_executor(Counted(Device(cores=(0,))), [broken], lambda done: None, lambda ended: None)
+        )
+
+        async def close(self: Executor, within_s: float = 5.0) -> None:
+            monkeypatch.setattr(Executor, "close", real)
+            asyncio.get_running_loop().call_soon(started.cancel)
+            await real(self, within_s)
+
+        monkeypatch.setattr(Executor, "close", close)
+        with pytest.raises(asyncio.CancelledError):
+            await started
+
+        assert (children(), len(closed)) == (before, 1)
+
+    asyncio.run(test())
+
+
 def is_there(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
 
