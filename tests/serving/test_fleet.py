@@ -30,7 +30,7 @@ from farside.serve.fleet import CALM_PCT, Fleet
 from farside.serve.planner import Planned, Planner, PlannerError, answered, sizes_of
 from farside.serve.pool import Pool
 from farside.serve.site import LocalSite, OwnDevices, Site
-from tests.serving.executors import small_models
+from tests.serving.executors import children, small_models
 from tests.serving.front import in_loop
 from tests.serving.test_pool import Client
 from tests.support.waiting import DEADLINE_S
@@ -344,6 +344,37 @@ async def test_a_device_on_which_no_executor_can_be_started_again_is_told_of(
 
     assert found == (0, "the GPU has fallen off the bus")
     await fleet.close()
+
+
+@in_loop
+async def test_a_fleet_that_ends_while_an_executor_starts_again_leaves_no_process_and_no_open_part(
+    tmp_path: Path,
+) -> None:
+    opened, closed, is_starting = list[WholePlace](), list[WholePlace](), asyncio.Event()
+
+    class Place(WholePlace):
+        def close(self) -> None:
+            closed.append(self)
+
+    class Driver(WholeDriver):
+        def open(self, device: Device, part_pct: int) -> WholePlace:
+            opened.append(Place(device))
+            if len(opened) == 2:
+                is_starting.set()
+            return opened[-1]
+
+    before = children()
+    fleet, _ = fleet_of(small_models(tmp_path, ("mlp",)), Driver())
+    await fleet.change(Plan(glets=(glet(0, "mlp"),)), {})
+    executor = fleet.executors[0][1]
+    assert executor is not None
+
+    executor.kill()
+    async with asyncio.timeout(DEADLINE_S):
+        await is_starting.wait()
+    await fleet.close()
+
+    assert (children(), closed) == (before, opened)
 
 
 @pytest.mark.parametrize("lived_s", [0.0, math.inf], ids=["after a long life each", "soon after each start"])

@@ -404,8 +404,11 @@ class Fleet:
     async def _close_all(self, opened: Sequence[_Opened], within_s: float = CLOSE_S) -> None:
         for one in opened:
             one.is_leaving = True
-            if one.task is not None:
-                one.task.cancel()
+        starting = [one.task for one in opened if one.task is not None]
+        for task in starting:
+            task.cancel()
+        if starting:
+            await asyncio.wait(starting)
         for one in opened:
             if one.executor is not None:
                 await one.executor.close(within_s)
