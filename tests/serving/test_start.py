@@ -1,7 +1,8 @@
 """The start of a front on a manager's nodes: what ends it, and what becomes of leases that serve meanwhile."""
 
 import asyncio
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from farside.serve.deployment import Deployment, read_deployment
 from farside.serve.door_server import DoorServer
 from farside.serve.fleet import Fleet
 from farside.serve.lease.front_state import StateFile
+from tests.house.test_scrape import scraped
 from tests.serving.front import in_loop, model_file
 from tests.serving.test_changing_devices import until_so
 from tests.serving.test_keeper import RUNNING, Answering, manager
@@ -213,20 +215,38 @@ async def test_a_front_with_a_new_key_before_the_old_one_reaches_the_leases_of_b
             await start(deployment, port, monkeypatch)
 
 
-@in_loop
-async def test_a_front_that_waits_for_its_manager_says_so_to_who_asks_for_its_status(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    starting = asyncio.ensure_future(start(deployment_in(tmp_path), free_port(), monkeypatch))
+@asynccontextmanager
+async def waiting_for_its_manager(deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[str]:
+    """A front whose manager is away; what it answers to who asks for its status."""
+    starting = asyncio.ensure_future(start(deployment, free_port(), monkeypatch))
     told = ""
     async with asyncio.timeout(DEADLINE_S):
         while "waits for its manager" not in told:
             try:
-                await admin.ask(tmp_path / "s", "status")
+                await admin.ask(deployment.admin_socket, "status")
             except PeerError as error:
                 told = str(error)
             await asyncio.sleep(0.01)
+        yield told
     starting.cancel()
     await asyncio.wait([starting])
 
-    assert told.startswith("t is starting and waits for its manager: ")
+
+@in_loop
+async def test_a_front_that_waits_for_its_manager_says_so_to_who_asks_for_its_status(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with waiting_for_its_manager(deployment_in(tmp_path), monkeypatch) as told:
+        assert told.startswith("t is starting and waits for its manager: ")
+
+
+@in_loop
+async def test_a_front_that_waits_for_its_manager_answers_scrapes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port = free_port()
+    async with waiting_for_its_manager(deployment_in(tmp_path, metrics=f"tcp:127.0.0.1:{port}"), monkeypatch):
+        lines = (await scraped(port)).decode().splitlines()
+
+    assert "farside_serving_manager_up 0.0" in lines
+    assert "farside_serving_has_plan 0.0" in lines

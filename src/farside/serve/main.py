@@ -32,7 +32,7 @@ from farside.daemon.control.keys import KeyRing, read_keys
 from farside.ending import on_end_signals
 from farside.errors import ConfigError, Unavailable
 from farside.installed import version_of
-from farside.listen import allow_many_connections, open_listener
+from farside.listen import allow_many_connections
 from farside.log import get_log, start_logging
 from farside.notify import notify_systemd, watchdog_period_s
 from farside.own_task import beside
@@ -338,10 +338,9 @@ async def _serve(grounds: _Grounds, stack: AsyncExitStack, ended: asyncio.Event)
         return told.status()
 
     doors = _open_doors(deployment, service, stack)
-    metrics = None
     if deployment.metrics:
-        metrics = open_listener(f"tcp:{deployment.metrics}", setting="metrics_listen")
-        stack.callback(metrics.close)
+        registry = serving_registry(service, lambda: _starting(grounds, keeper) if told is None else told.status())
+        stack.callback((await serve_metrics(deployment.metrics, registry)).close)
     await stack.enter_async_context(admin.serve(deployment.admin_socket, {"status": status}))
     # 3. Then the devices, and what serves on them.
     if keeper is not None:
@@ -362,9 +361,6 @@ async def _serve(grounds: _Grounds, stack: AsyncExitStack, ended: asyncio.Event)
         await stack.enter_async_context(beside(keeper.run, _task_failed))
     if before is None or not await controller.resume(before.plan):
         await controller.start(grounds.plan, own_rates=None if before is None else deployment.rates)
-    if metrics is not None:
-        registry = serving_registry(service, told.status)
-        stack.callback((await serve_metrics(deployment.metrics, registry, listener=metrics)).close)
     await stack.enter_async_context(beside(controller.run, _task_failed))
     await stack.enter_async_context(beside(keep_aside, _task_failed))
     if is_needed(grounds.models.values()):
@@ -475,6 +471,17 @@ def _keeper(grounds: _Grounds, state: StateFile) -> tuple[LeaseKeeper, FrontStat
 
 def _task_failed(error: Exception) -> None:
     _log.error("a task of the front failed; it is started again", cause=error)
+
+
+def _starting(grounds: _Grounds, keeper: LeaseKeeper | None) -> ServeStatus:
+    """What is known before there are devices: whether the manager answers."""
+    deployment, manager = grounds.deployment, grounds.manager
+    return ServeStatus(
+        name=deployment.name, http=deployment.http, grpc=deployment.grpc, driver=grounds.driver_name,
+        devices=grounds.gpus, ready=False, glets=(), models=(), changes=(), deaths=0, stray=0,
+        plan_problem="it is starting", manager=manager.endpoint if manager is not None else "",
+        manager_away=(keeper is not None and keeper.away) or "it has not answered yet",
+    )  # fmt: skip
 
 
 class _Told:
