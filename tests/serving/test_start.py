@@ -1,9 +1,10 @@
 """The start of a front on a manager's nodes: what ends it, and what becomes of leases that serve meanwhile."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,6 +21,7 @@ from farside.serve.deployment import Deployment, read_deployment
 from farside.serve.door_server import DoorServer
 from farside.serve.fleet import Fleet
 from farside.serve.lease.front_state import StateFile
+from farside.serve.planner import Planned, Planner
 from tests.house.test_scrape import scraped
 from tests.serving.front import in_loop, model_file
 from tests.serving.test_changing_devices import until_so
@@ -97,6 +99,24 @@ async def test_a_wrong_key_file_and_rates_that_do_not_fit_end_the_start_before_a
 
     assert there.asked == []
     assert not (tmp_path / "s").exists()
+
+
+@in_loop
+async def test_a_start_asks_once_for_the_plan_of_its_rates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, plan = list[float](), Planner.plan
+
+    async def counted(planner: Planner, rates: Mapping[str, float], *more: Any, **named: Any) -> Planned:
+        asked.append(sum(rates.values()))
+        return await plan(planner, rates, *more, **named)
+
+    monkeypatch.setattr(Planner, "plan", counted)
+    port = free_port()
+    with manager(port, (204, "")) as there:
+        with_a_lease(there)
+
+        await start(deployment_in(tmp_path), port, monkeypatch)
+
+    assert len(asked) == 1
 
 
 def plan_that_ran(folder: Path) -> Path:

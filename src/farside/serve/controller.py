@@ -101,13 +101,16 @@ class Controller:
         so_many = f"{there} of {self._needed} devices {'are there' if self._devices.are_leased else 'can be used'}"
         return "; ".join(filter(None, (self._refused, so_many, self._devices.lacking)))
 
-    async def start(self, plan: Plan | None, *, own_rates: Mapping[str, float] | None = None) -> None:
+    async def start(
+        self, plan: Plan | None, *, found: Plan | None = None, own_rates: Mapping[str, float] | None = None
+    ) -> None:
         """Starts the first plan: the given one, or one for the expected rates.
 
         Where they are leased it asks for as many as are needed, and starts nothing: `run` does, as they come.
 
         Args:
             plan: To be served as it is; None: it is planned here.
+            found: By `first_plan` for the expected rates, where these were planned for already.
             own_rates: After another front, whose measured rates are the expected ones: a share of them is planned for
                 where they are too much, and these of the deployment's file where no share is found.
 
@@ -122,7 +125,7 @@ class Controller:
             if own_rates is not None:
                 plan = await self._share_of(self._planner, wanted)
                 wanted = wanted if plan is not None else wanted_of(own_rates)
-            plan = plan or await first_plan(self._planner, wanted, self._devices.most)
+            plan = plan or found or await first_plan(self._planner, wanted, self._devices.most)
             self._scale = Scale(plan=plan, gpus=plan.gpus)
             if self._devices.are_leased:
                 self._want(plan.gpus)

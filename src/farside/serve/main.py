@@ -324,10 +324,11 @@ async def _serve(grounds: _Grounds, stack: AsyncExitStack, ended: asyncio.Event)
     state = StateFile(deployment.admin_socket.with_name(f"{deployment.admin_socket.name}.state"), deployment.name)
     keeper, before = _keeper(grounds, state) if grounds.manager is not None else (None, None)
     planner = Planner(grounds.profiles, grounds.device) if grounds.plan is None else None
+    found: Plan | None = None
     if planner is not None:
         stack.push_async_callback(planner.close)
         if before is None:
-            await first_plan(planner, wanted_of(deployment.rates), grounds.gpus)
+            found = await first_plan(planner, wanted_of(deployment.rates), grounds.gpus)
     # 2. Then addresses: one that is taken ends the start before leases are claimed, which may be another front's.
     told: _Told | None = None
 
@@ -360,7 +361,7 @@ async def _serve(grounds: _Grounds, stack: AsyncExitStack, ended: asyncio.Event)
         keeper.serves(lambda: fleet.in_use, lambda: report_of(_front(deployment), told.status()))
         await stack.enter_async_context(beside(keeper.run, _task_failed))
     if before is None or not await controller.resume(before.plan):
-        await controller.start(grounds.plan, own_rates=None if before is None else deployment.rates)
+        await controller.start(grounds.plan, found=found, own_rates=None if before is None else deployment.rates)
     await stack.enter_async_context(beside(controller.run, _task_failed))
     await stack.enter_async_context(beside(keep_aside, _task_failed))
     if is_needed(grounds.models.values()):
