@@ -54,7 +54,14 @@ class PeerError(_CodedError):
 
 
 class RefusedError(_CodedError):
-    """A peer has understood what it was asked, and does not do it. ``code`` is its reason: over HTTP the status."""
+    """A peer has understood what it was asked, and does not do it. ``code`` is its reason: over HTTP the status.
+
+    ``again_in_s``: when to ask again, as it said; 0 where it did not.
+    """
+
+    def __init__(self, message: str, *, code: int = 0, hint: str = "", again_in_s: int = 0) -> None:
+        super().__init__(message, code=code, hint=hint)
+        self.again_in_s = again_in_s
 
 
 class EngineError(FarsideError):

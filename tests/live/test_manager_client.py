@@ -124,7 +124,7 @@ def test_what_fails_on_a_new_connection_is_not_tried_again() -> None:
 def test_a_manager_that_takes_no_more_says_so_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
     server = Server()
     with serving(server) as client:
-        monkeypatch.setattr(client, "_exchange", lambda *_: (413, b"Content Too Large"))
+        monkeypatch.setattr(client, "_exchange", lambda *_: (413, b"Content Too Large", ""))
 
         with pytest.raises(ConfigError, match="larger than the manager accepts; put it into a file"):
             client.post("jobs", body={})

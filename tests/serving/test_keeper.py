@@ -28,7 +28,7 @@ from farside.scheduler.manager.view.deployments import (
     DeploymentBody,
 )
 from farside.serve.lease import keeper as keeper_module
-from farside.serve.lease.keeper import REFUSALS_MAX, LeaseKeeper, LeaseSettings, silent_words
+from farside.serve.lease.keeper import AGAIN_S_MAX, REFUSALS_MAX, LeaseKeeper, LeaseSettings, silent_words
 from farside.serve.lease.report import fitting
 from farside.serve.lease.rules import LeaseRules
 from tests.serving.front import in_loop
@@ -47,6 +47,8 @@ class Answering:
         self.report = report
         self.job: dict[str, Any] = WAITING
         self.extension: tuple[int, Any] = (200, {})
+        self.refusal: tuple[int, Any] | None = None
+        self.again_in_s = ""
         self.asked: list[str] = []
         self.of_deployment = ["7"]
         self.is_away = self.loses_answers = self.is_before = False
@@ -83,6 +85,8 @@ class Answering:
                 if self.extension[0] == 200:
                     self.job = {**self.job, "left_s": 86_400.0}
                 return self.extension
+            case "POST", ["jobs"] if self.refusal is not None:
+                return self.refusal
             case "POST", ["jobs"]:
                 self.submitting.set()
                 assert self.is_free.wait(DEADLINE_S)
@@ -101,6 +105,8 @@ def manager(port: int, report: tuple[int, str]) -> Iterator[Answering]:
             self.rfile.read(int(self.headers.get("content-length", 0)))
             status, body = answering.answer(self.command, self.path)
             self.send_response(status)
+            if answering.again_in_s and status >= 400:
+                self.send_header("Retry-After", answering.again_in_s)
             self.end_headers()
             if status != 204:
                 self.wfile.write(json.dumps(body).encode())
@@ -330,6 +336,44 @@ async def test_a_lease_that_was_given_back_without_an_answer_is_replaced_at_once
 
     assert given_back == (["POST /v1/jobs/7/cancel"] if is_given_back else [])
     assert there.changed()[len(given_back) :] == asked
+
+
+@pytest.mark.parametrize(
+    ("refusal", "again_in_s", "pauses_s"),
+    [
+        (429, "7", [7.0, 7.0, 7.0]),
+        (429, "", [1.0, 2.0, 4.0]),
+        (429, "99999999", [AGAIN_S_MAX] * 3),
+        (409, "7", [60.0, 60.0, 60.0]),
+    ],
+)
+@in_loop
+async def test_a_lease_that_the_manager_does_not_take_for_now_is_asked_for_when_it_says_or_later_each_time(
+    refusal: int, again_in_s: str, pauses_s: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port = free_port()
+    with manager(port, (204, "")) as there:
+        there.of_deployment = []
+        there.refusal, there.again_in_s = (refusal, {"detail": "too much at a time"}), again_in_s
+        keeper = keeper_of(port)
+        clock, _ = on_running(keeper, there, monkeypatch)
+        keeper.want(1)
+        seen = list[float]()
+        for _ in pauses_s:
+            await keeper.look()
+            seen.append(keeper._paused_until_s - clock.now_s)
+            before = there.changed()
+            clock.now_s = keeper._paused_until_s - 0.1
+            await keeper.look()
+            assert there.changed() == before, "it is asked too early"
+            clock.now_s = keeper._paused_until_s
+        problem = keeper.problem
+        there.refusal, there.of_deployment = None, ["7"]
+        await keeper.look()
+
+    assert seen == pauses_s
+    assert problem == "no lease: too much at a time"
+    assert keeper.problem == ""
 
 
 @pytest.mark.parametrize("is_before", [False, True])

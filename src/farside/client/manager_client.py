@@ -205,13 +205,14 @@ class ManagerClient(AbstractContextManager["ManagerClient"]):
 
     def _exchange(
         self, method: str, where: str, payload: bytes | None, headers: Mapping[str, str]
-    ) -> tuple[int, bytes]:
+    ) -> tuple[int, bytes, str]:
+        """Status, body and Retry-After of the answer."""
         if self._address.munge_socket is not None:
             headers = {**headers, "Authorization": self._munged(method, where, payload, headers)}
         self._connection.request(method, where, payload, headers)
         response = self._connection.getresponse()
         self._takes_keys = IDEMPOTENCY_KEY in response.headers.get(TAKES, "")
-        return response.status, response.read()
+        return response.status, response.read(), response.headers.get("Retry-After", "")
 
     def _munged(self, method: str, where: str, payload: bytes | None, headers: Mapping[str, str]) -> str:
         """A credential for this request alone; each attempt needs another."""
@@ -232,7 +233,7 @@ class ManagerClient(AbstractContextManager["ManagerClient"]):
         return PeerError(f"{where}: {getattr(error, 'strerror', None) or error or type(error).__name__}")
 
 
-def _read(status: int, text: bytes, where: str) -> Any:
+def _read(status: int, text: bytes, again_in_s: str, where: str) -> Any:
     if status == 413:
         raise ConfigError(
             "the request is larger than the manager accepts", hint="put it into a file that the job reads"
@@ -248,4 +249,7 @@ def _read(status: int, text: bytes, where: str) -> Any:
     detail = answer.get("detail", status) if isinstance(answer, dict) else status
     if status >= 500:
         raise PeerError(str(detail), code=status)
-    raise ConfigError(str(detail)) if status == 422 else RefusedError(str(detail), code=status)
+    if status == 422:
+        raise ConfigError(str(detail))
+    seconds = int(again_in_s) if again_in_s.isdecimal() else 0  # a date is of another server
+    raise RefusedError(str(detail), code=status, again_in_s=seconds)

@@ -49,6 +49,8 @@ FAILURES_SAID = 10
 REFUSALS_MAX = 3
 # A lease that failed or that somebody cancelled is not asked for again for so long.
 PAUSE_S = 60.0
+# A manager that takes no more for now has somebody wait so long at most (max_hourly_jobs_per_user).
+AGAIN_S_MAX = 3900.0
 _ANOTHER_FRONTS, _LATER = 409, 429
 # A start that waits for the manager is no start that hangs: systemd gives it so long again, each second.
 _WAITING = "STATUS=waits for the manager\nEXTEND_TIMEOUT_USEC=300000000"
@@ -159,6 +161,7 @@ class LeaseKeeper:
         self._asking: asyncio.Future[Any] | None = None
         self._paused_until_s = 0.0
         self._unfit = Failures()  # leases that were given back for it
+        self._later = Failures()  # submissions that the manager did not take for now, in a row
         self._judged = Judged(usable=frozenset(), leaving={}, missing=0, submit=0, cancel=())
         self._given_back: set[str] = set()
         self.sites: dict[int, Site] = {}
@@ -480,11 +483,14 @@ class LeaseKeeper:
             except PeerError:
                 raise
             except FarsideError as error:
-                self.problem = f"no lease: {error}"
-                self._paused_until_s = self._loop.time() + PAUSE_S
-                _log.warning("the manager takes no lease", why=str(error), again_in_s=PAUSE_S)
+                self.problem, again_in_s, now_s = f"no lease: {error}", PAUSE_S, self._loop.time()
+                if isinstance(error, RefusedError) and error.code == _LATER:
+                    self._later = self._later.and_one(now_s, LOOK_S)
+                    again_in_s = min(error.again_in_s, AGAIN_S_MAX) or self._later.until_s - now_s
+                self._paused_until_s = now_s + again_in_s
+                _log.warning("the manager takes no lease", why=str(error), again_in_s=again_in_s)
                 return
-            self.problem = ""
+            self.problem, self._later = "", Failures()
             for job_id in ids:
                 self._held[job_id] = _Held(self._free_number(), _ASKED_FOR, self._loop.time(), is_ours=True)
                 _log.info("a lease is asked for", job=job_id)
