@@ -27,7 +27,7 @@ RESIZE_S = 10.0  # in which a worker writes a quota
 
 
 class NoCommonKey(ServeError):
-    """A worker has none of its front's keys."""
+    """A worker has hung up on each of its front's keys, as one does that has none of them or is of another version."""
 
 
 class Address(NamedTuple):
@@ -83,7 +83,7 @@ async def connect(address: Address) -> tuple[asyncio.StreamReader, asyncio.Strea
     """A connection to a worker on which both ends have shown that they have a key: the first that the worker has, too.
 
     Raises:
-        NoCommonKey: It has none of them.
+        NoCommonKey: It has hung up on each of them.
         ServeError: It can't be reached, or does not answer.
     """
     for key in address.current_keys():

@@ -32,7 +32,7 @@ async def connect_worker(address: Address) -> WorkerLine:
     """A line to a worker that has one of the keys.
 
     Raises:
-        NoCommonKey: It has none of them.
+        NoCommonKey: It has hung up on each of them.
         ServeError: It can't be reached, or does not answer.
     """
     reader, writer, _ = await connect(address)

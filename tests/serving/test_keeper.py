@@ -510,8 +510,8 @@ async def test_a_lease_of_the_front_before_that_the_file_asks_for_otherwise_now_
 
 
 @in_loop
-async def test_leases_whose_workers_have_other_keys_are_replaced_and_new_ones_not_again_and_again(
-    monkeypatch: pytest.MonkeyPatch,
+async def test_leases_whose_workers_hang_up_on_all_keys_are_replaced_and_new_ones_not_again_and_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def refused(_: object) -> Line:
         raise NoCommonKey("it has hung up on each key")
@@ -535,6 +535,8 @@ async def test_leases_whose_workers_have_other_keys_are_replaced_and_new_ones_no
 
     assert early == []
     assert replaced == [*(f"POST /v1/jobs/{job}/cancel" for job in "56"), "POST /v1/jobs", "POST /v1/jobs"]
-    assert leaving == {"its worker has none of the front's keys"}
-    assert told.endswith("its worker on n1 has no key of the front's key_file; give front and nodes the same file")
+    assert leaving == {"its worker hangs up on each of the front's keys"}
+    assert "its worker on n1 has hung up 3 times on each key of the front's key_file; " in told
+    assert "a worker hangs up" in caplog.text
+    assert "other keys" not in caplog.text, "that is more than is known"
     assert later == [f"POST /v1/jobs/{job}/cancel" for job in "78"], "others are asked for minutes later"

@@ -45,7 +45,7 @@ CONNECT_S = 2.0
 LAST_ASK_S = 5.0
 # A worker that starts does not answer at the first look; one that has not after so many is reported.
 FAILURES_SAID = 10
-# A worker that hangs up on all keys may be about to end; one that does so time after time has none of them.
+# A worker that hangs up on all keys may be about to end; one that does so time after time is of no use.
 REFUSALS_MAX = 3
 # A lease that failed or that somebody cancelled is not asked for again for so long.
 PAUSE_S = 60.0
@@ -83,7 +83,7 @@ class _Held:
         return self.unstarted.count >= FAILURES_MAX
 
     @property
-    def has_other_key(self) -> bool:
+    def hangs_up(self) -> bool:
         return self.refusals >= REFUSALS_MAX
 
     @property
@@ -223,7 +223,7 @@ class LeaseKeeper:
                 job_id=job_id, number=one.number, phase=one.phase, node=one.node, left_s=self._left_s(one),
                 is_draining=one.is_draining, is_unfit=one.is_unfit, may_extend=not one.is_refused,
                 is_outdated=not is_asked_for(one.job.get("spec", {}), self._settings.job),
-                has_other_key=one.has_other_key,
+                hangs_up=one.hangs_up,
                 answers=one.line is not None and one.line.is_up and now_s >= one.unstarted.until_s and not one.is_unfit,
             )
             for job_id, one in self._held.items()
@@ -340,7 +340,7 @@ class LeaseKeeper:
         for job_id in self._judged.cancel:
             await self._give_back(job_id)
             one = self._held[job_id]
-            if one.is_unfit or (one.has_other_key and one.is_ours):
+            if one.is_unfit or (one.hangs_up and one.is_ours):
                 # The first is replaced at once; where the next comes to nothing too, it may be the models' fault.
                 self._unfit = self._unfit.and_one(self._loop.time(), PAUSE_S)
                 if self._unfit.count > 1:
@@ -405,9 +405,9 @@ class LeaseKeeper:
             one.failures += 1
             one.refusals = one.refusals + 1 if isinstance(error, NoCommonKey) else 0
             if one.refusals == REFUSALS_MAX:
-                why = f"its worker on {one.node} has no key of the front's key_file"
-                self._unfit_problem = f"lease {job_id}: {why}; give front and nodes the same file"
-                _log.warning("a worker has other keys", gpu=one.number, job=job_id, node=one.node, why=str(error))
+                told = f"its worker on {one.node} has hung up {REFUSALS_MAX} times on each key of the front's key_file"
+                self._unfit_problem = f"lease {job_id}: {told}; give front and nodes the same file, or see its log"
+                _log.warning("a worker hangs up", gpu=one.number, job=job_id, node=one.node, why=str(error))
             elif one.failures == FAILURES_SAID:
                 self.problem = f"lease {job_id}: {silent_words(one.node, address.host, self._manager.endpoint)}"
                 _log.warning("a worker does not answer", gpu=one.number, job=job_id, node=one.node, why=str(error))

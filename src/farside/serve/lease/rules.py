@@ -34,7 +34,7 @@ class Lease:
         is_unfit: No executor could be started there, time after time.
         may_extend: Its manager has not refused to extend it.
         is_outdated: The deployment's file asks for another one now.
-        has_other_key: Its worker has none of the front's keys.
+        hangs_up: Its worker has hung up on each of the front's keys, time after time.
     """
 
     job_id: str
@@ -47,7 +47,7 @@ class Lease:
     is_unfit: bool = False
     may_extend: bool = False
     is_outdated: bool = False
-    has_other_key: bool = False
+    hangs_up: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,8 +121,8 @@ def _why_left(one: Lease, rules: LeaseRules) -> str:
         return f"{one.node} drains"
     if one.is_unfit:
         return "no executor starts there"
-    if one.has_other_key:
-        return "its worker has none of the front's keys"
+    if one.hangs_up:
+        return "its worker hangs up on each of the front's keys"
     if one.is_outdated:
         return "the file asks for another one"
     return "its time ends" if one.left_s <= rules.replace_before_s and not _is_to_extend(one, rules) else ""
