@@ -510,6 +510,35 @@ async def test_a_lease_of_the_front_before_that_the_file_asks_for_otherwise_now_
 
 
 @in_loop
+async def test_a_lease_whose_worker_hangs_up_on_a_line_that_was_lost_is_kept_while_an_executor_runs_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def refused(_: object) -> Line:
+        raise NoCommonKey("it has hung up on each key")
+
+    port, runs = free_port(), True
+    with manager(port, (204, "")) as there:
+        keeper = keeper_of(port)
+        _, lines = on_running(keeper, there, monkeypatch)
+        keeper.want(1)
+        await keeper.look()
+        keeper.serves(lambda: {0}, lambda number: runs and number == 0, lambda: report(gpus=0, models=0, changes=0))
+        lines[0].is_up = False
+        monkeypatch.setattr(keeper_module, "connect_worker", refused)
+        usable = list[set[int]]()
+        for _ in range(REFUSALS_MAX):
+            await keeper.look()
+            usable.append(set(keeper.usable))
+        asked = there.changed()
+        runs = False
+        await keeper.look()
+
+    assert usable == [{0}] * REFUSALS_MAX
+    assert asked == ["POST /v1/jobs"]
+    assert keeper.usable == set()
+
+
+@in_loop
 async def test_leases_whose_workers_hang_up_on_all_keys_are_replaced_and_new_ones_not_again_and_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -217,6 +217,21 @@ def test_one_whose_worker_is_gone_is_no_place_and_is_not_replaced_while_its_job_
     assert (found.usable, found.submit, found.cancel) == (frozenset(), 0, ())
 
 
+def test_one_whose_worker_hangs_up_serves_on_the_executors_that_it_has_until_another_one_is_there() -> None:
+    lost = lease(0, answers=False, serves=True)
+    hangs_up = replace(lost, hangs_up=True)
+
+    first = judge([lost], 1, {0}, RULES)
+    alone = judge([hangs_up], 1, {0}, RULES)
+    there = judge([hangs_up, lease(1)], 1, {0}, RULES)
+    moved = judge([replace(hangs_up, serves=False), lease(1)], 1, {1}, RULES)
+
+    assert (set(first.usable), first.submit, first.cancel) == ({0}, 0, ())
+    assert (set(alone.usable), alone.submit, alone.cancel) == ({0}, 1, ())
+    assert (set(there.usable), there.submit, there.cancel) == ({1}, 0, ())
+    assert (set(moved.usable), moved.cancel) == ({1}, ("j0",))
+
+
 def test_one_on_which_no_executor_starts_is_replaced_and_given_back() -> None:
     unfit = lease(0, is_unfit=True, answers=False)
 
@@ -238,12 +253,14 @@ def test_what_fails_is_left_out_twice_as_long_each_time_and_old_failures_count_n
 
 PHASES = st.sampled_from(["waiting", "placed", "starting", "running", "stopping"])
 LEASES = st.lists(
-    st.tuples(PHASES, st.sampled_from("abc"), st.floats(0, DAY_S), st.booleans(), st.booleans(), st.booleans()),
+    st.tuples(PHASES, st.sampled_from("abc"), st.floats(0, DAY_S), *[st.booleans()] * 4),
     max_size=8,
 ).map(
     lambda all_of: [
-        lease(number, phase, node=node, left_s=left_s, is_draining=drains, answers=answers, is_outdated=old)
-        for number, (phase, node, left_s, drains, answers, old) in enumerate(all_of)
+        lease(
+            number, phase, node=node, left_s=left_s, is_draining=drains, answers=answers, is_outdated=old, serves=serves
+        )
+        for number, (phase, node, left_s, drains, answers, old, serves) in enumerate(all_of)
     ]
 )
 
@@ -263,4 +280,4 @@ def test_what_serves_is_never_given_back_and_nobody_asks_for_more_than_may_be(
         one for one in leases if one.phase != "stopping" and one.number not in found.leaving and not one.is_outdated
     ]
     assert len(staying) + found.submit <= max(len(staying), needed + spare)
-    assert all(one.phase == "running" and one.answers for one in leases if one.number in found.usable)
+    assert all(one.phase == "running" and (one.answers or one.serves) for one in leases if one.number in found.usable)

@@ -358,7 +358,7 @@ async def _serve(grounds: _Grounds, stack: AsyncExitStack, ended: asyncio.Event)
     stack.push_async_callback(controller.close)
     told = _Told(grounds, fleet, controller, pool, keeper)
     if keeper is not None:
-        keeper.serves(lambda: fleet.in_use, lambda: report_of(_front(deployment), told.status()))
+        keeper.serves(lambda: fleet.in_use, fleet.serves, lambda: report_of(_front(deployment), told.status()))
         await stack.enter_async_context(beside(keeper.run, _task_failed))
     if before is None or not await controller.resume(before.plan):
         await controller.start(grounds.plan, found=found, own_rates=None if before is None else deployment.rates)

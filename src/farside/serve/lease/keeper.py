@@ -152,6 +152,7 @@ class LeaseKeeper:
         self._before = dict(numbers or {})
         self._settings = settings
         self._in_use: Callable[[], AbstractSet[int]] = frozenset
+        self._has_executor: Callable[[int], bool] = lambda _: False
         self._report: Callable[[], DeploymentBody] = lambda: DeploymentBody(front=settings.front, ready=False)
         self._manager, self._client = manager, ManagerClient(manager, limit_s=LIMIT_S)
         self._loop = asyncio.get_running_loop()
@@ -225,6 +226,7 @@ class LeaseKeeper:
                 is_outdated=not is_asked_for(one.job.get("spec", {}), self._settings.job),
                 hangs_up=one.hangs_up,
                 answers=one.line is not None and one.line.is_up and now_s >= one.unstarted.until_s and not one.is_unfit,
+                serves=self._has_executor(one.number),
             )
             for job_id, one in self._held.items()
             if job_id not in self._given_back
@@ -244,9 +246,12 @@ class LeaseKeeper:
         """By number, why a lease is left."""
         return self._judged.leaving
 
-    def serves(self, in_use: Callable[[], AbstractSet[int]], report: Callable[[], DeploymentBody]) -> None:
-        """Takes who knows the numbers of devices that have executors, and who makes the report for the manager."""
-        self._in_use, self._report = in_use, report
+    def serves(
+        self, in_use: Callable[[], AbstractSet[int]], has_executor: Callable[[int], bool],
+        report: Callable[[], DeploymentBody],
+    ) -> None:  # fmt: skip
+        """Takes who knows which devices have executors, started or not, on which one runs, and who makes the report."""
+        self._in_use, self._has_executor, self._report = in_use, has_executor, report
 
     # ---- its loop
 

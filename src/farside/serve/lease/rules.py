@@ -31,6 +31,7 @@ class Lease:
         left_s: Seconds that it may still hold its GPU.
         is_draining: Its node takes no new jobs.
         answers: Its worker is connected, and executors may be started there now.
+        serves: Executors run there, over connections of their own.
         is_unfit: No executor could be started there, time after time.
         may_extend: Its manager has not refused to extend it.
         is_outdated: The deployment's file asks for another one now.
@@ -44,6 +45,7 @@ class Lease:
     left_s: float = 0.0
     is_draining: bool = False
     answers: bool = False
+    serves: bool = False
     is_unfit: bool = False
     may_extend: bool = False
     is_outdated: bool = False
@@ -64,7 +66,7 @@ class Judged:
     """What follows.
 
     Attributes:
-        usable: Numbers of GPUs on which executors may be started and may stay.
+        usable: Numbers of GPUs on which executors may stay, and may be started unless the worker is out of reach.
         leaving: By number, why a lease that runs is to be left.
         missing: How many of those that are needed, or are to be spare, are not ready.
         submit: How many to ask for.
@@ -94,8 +96,10 @@ def judge(leases: Sequence[Lease], needed: int, in_use: AbstractSet[int], rules:
     staying = [one for one in live if not one.is_outdated]
     ready = [one for one in staying if one.phase == RUNNING and one.answers]
     lacking = needed - len(ready)
-    # As long as others are missing, those that are to be left serve on, those with executors first.
-    kept = [one for one in leases if one.number in leaving and one.answers and one.left_s > LAST_S]
+    # As long as others are missing, those that are to be left serve on, those with executors first. So do those whose
+    # worker is out of reach, where executors run.
+    running = [one for one in leases if one.phase == RUNNING and (one.answers or one.serves)]
+    kept = [one for one in running if one not in ready and one.left_s > LAST_S]
     kept = sorted(kept, key=lambda one: (one.number not in in_use, -one.left_s))[: max(0, lacking)]
     serving = {one.number for one in (*ready, *kept)}
     wanted = min(needed, rules.most) + rules.spare
