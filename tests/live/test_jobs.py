@@ -330,6 +330,16 @@ def test_an_array_is_many_jobs() -> None:
     assert phases == [Phase.STARTING] * 8 + [Phase.WAITING] * 2
 
 
+def test_jobs_of_two_managers_meet_at_different_ports_unless_they_were_submitted_at_the_same_time() -> None:
+    ports = set[int]()
+    for later_s in (0.0, 1.0, 500.0):
+        world = World(rules())
+        world.now_s += later_s
+        ports.add(world.job(world.submit(1)).master_port)
+
+    assert len(ports) == 3
+
+
 def test_two_jobs_that_start_together_meet_at_different_ports() -> None:
     world = World(rules())
 

@@ -222,8 +222,9 @@ class _Room:
 
     def _free_ports(self, job: LiveJob, address: str) -> Iterator[int]:
         """Those that nobody has there. Not first those of the start before, which may linger."""
-        # Different jobs, and the starts of one job, begin their search at different ports.
-        first = job.sequence + job.start * 101
+        # Different jobs, and the starts of one job, begin their search at different ports. So do, by the time, jobs of
+        # other managers with agents on that machine, of whose ports nothing is known here.
+        first = job.sequence + int(job.submit_s) + job.start * 101
         for more in range(PORTS):
             port = FIRST_PORT + (first + more) % PORTS
             if (address, port) not in self._taken_ports:
