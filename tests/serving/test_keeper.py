@@ -214,6 +214,22 @@ async def test_why_a_lease_was_lost_is_told_in_its_pause_and_as_long_as_one_is_l
     assert told == ["lease 7: its node is lost", "lease 7: its node is lost", ""]
 
 
+@in_loop
+async def test_a_lease_whose_worker_has_ended_names_the_log_that_says_why() -> None:
+    port = free_port()
+    with manager(port, (204, "")) as there:
+        keeper = keeper_of(port)
+        keeper.want(1)
+        await keeper.look()
+        there.job = {
+            **WAITING, "state": "failed", "reason": "rank 0 on n1 ended with exit code 2",
+            "tasks": [{"exit_code": 2, "output": "/models/serve-t-7.log"}],
+        }  # fmt: skip
+        await keeper.look()
+
+    assert keeper.problem == "lease 7: rank 0 on n1 ended with exit code 2; /models/serve-t-7.log there says why"
+
+
 class Clock:
     """Its time is what a test says."""
 

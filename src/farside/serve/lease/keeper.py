@@ -438,9 +438,12 @@ class LeaseKeeper:
         del self._held[job_id]
         self._given_back.discard(job_id)
         if not one.is_asked_back and one.phase in ("failed", "cancelled"):
-            self.problem = f"lease {job_id}: {one.job['reason'] or one.phase}"
+            log = next((task["output"] for task in one.job.get("tasks", ()) if task["exit_code"]), "")
+            where = f"; {log} there says why" if log else ""
+            self.problem = f"lease {job_id}: {one.job['reason'] or one.phase}{where}"
             self._paused_until_s = self._loop.time() + PAUSE_S
-            _log.warning("a lease has ended", job=job_id, phase=one.phase, why=one.job["reason"], again_in_s=PAUSE_S)
+            why = one.job["reason"]
+            _log.warning("a lease has ended", job=job_id, phase=one.phase, why=why, log=log, again_in_s=PAUSE_S)
         else:
             _log.info("a lease has ended", job=job_id, phase=one.phase)
 
