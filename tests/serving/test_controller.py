@@ -87,6 +87,16 @@ class Pool:
         return {"a": self.came}, {"a": self._dropped}
 
 
+class Crowded(Pool):
+    """Ten thousand came before it was asked for the first time."""
+
+    before = 10_000
+
+    def take_counts(self) -> tuple[dict[str, int], dict[str, int]]:
+        before, self.before = self.before, 0
+        return {"a": self.came + before}, {"a": before}
+
+
 def leased(*numbers: int) -> Leased:
     """Four devices at most, of which these are there."""
     devices = Leased()
@@ -237,3 +247,17 @@ async def test_drops_while_an_executor_starts_again_lead_to_no_other_plan() -> N
     fleet.missing = frozenset()
 
     await run_until(controller, asked.is_set)
+
+
+@in_loop
+async def test_requests_that_were_refused_before_it_runs_are_no_burst() -> None:
+    fleet, devices, planner = Fleet(), leased(0, 1, 2, 3), ThousandEach()
+    asked = asyncio.Event()
+    planner.on_asked = asked.set
+    controller = controller_of(fleet, Crowded(400.0), devices, 400.0, planner=planner)
+    await controller.start(on(1, DEVICE_RATE))
+    ticks = iter(range(40))
+
+    await run_until(controller, lambda: next(ticks, None) is None)
+
+    assert not asked.is_set()

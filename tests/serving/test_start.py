@@ -25,6 +25,7 @@ from farside.serve.planner import Planned, Planner
 from tests.house.test_scrape import scraped
 from tests.serving.front import in_loop, model_file
 from tests.serving.test_changing_devices import until_so
+from tests.serving.test_doors import ask
 from tests.serving.test_keeper import RUNNING, Answering, manager
 from tests.serving.test_run import MODELS, write_profile
 from tests.support.ports import free_port
@@ -236,9 +237,11 @@ async def test_a_front_with_a_new_key_before_the_old_one_reaches_the_leases_of_b
 
 
 @asynccontextmanager
-async def waiting_for_its_manager(deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[str]:
-    """A front whose manager is away; what it answers to who asks for its status."""
-    starting = asyncio.ensure_future(start(deployment, free_port(), monkeypatch))
+async def waiting_for_its_manager(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch, port: int = 0
+) -> AsyncIterator[str]:
+    """A front whose manager, on that port, is away; what it answers to who asks for its status."""
+    starting = asyncio.ensure_future(start(deployment, port or free_port(), monkeypatch))
     told = ""
     async with asyncio.timeout(DEADLINE_S):
         while "waits for its manager" not in told:
@@ -270,3 +273,34 @@ async def test_a_front_that_waits_for_its_manager_answers_scrapes(
 
     assert "farside_serving_manager_up 0.0" in lines
     assert "farside_serving_has_plan 0.0" in lines
+
+
+@in_loop
+async def test_a_front_that_waits_for_its_manager_says_that_it_lives_and_refuses_requests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deployment = deployment_in(tmp_path)
+    body = b'{"inputs": [{"name": "input", "datatype": "FP32", "shape": [1, 3], "data": [1, 2, 3]}]}'
+    async with waiting_for_its_manager(deployment, monkeypatch):
+        port = int(deployment.http.rpartition(":")[2])
+        live, ready, inferred = [
+            (await ask(port, path, given))[0]
+            for path, given in (
+                ("/v2/health/live", None), ("/v2/health/ready", None), (f"/v2/models/{MODELS[0]}/infer", body)
+            )
+        ]  # fmt: skip
+
+    assert (live, ready, inferred) == (200, 503, 503)
+
+
+@in_loop
+async def test_a_front_that_has_waited_for_its_manager_starts_as_any_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port, deployment = free_port(), deployment_in(tmp_path)
+    async with waiting_for_its_manager(deployment, monkeypatch, port) as _:
+        with manager(port, (204, "")) as there:
+            with_a_lease(there)
+            await until_so(lambda: any(one.startswith("DELETE") for one in there.asked))
+
+    assert there.changed() == ["POST /v1/jobs/7/cancel"]

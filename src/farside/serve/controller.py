@@ -171,6 +171,7 @@ class Controller:
         tick_s = self._settings.tick_s
         at_s = self._loop.time()
         periods_at_s = at_s
+        self._pool.take_counts()  # what came while the front waited for its manager is no burst of now
         try:
             while True:
                 at_s = max(at_s + tick_s, self._loop.time())

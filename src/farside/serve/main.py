@@ -343,11 +343,12 @@ async def _serve(grounds: _Grounds, stack: AsyncExitStack, ended: asyncio.Event)
         registry = serving_registry(service, lambda: _starting(grounds, keeper) if told is None else told.status())
         stack.callback((await serve_metrics(deployment.metrics, registry)).close)
     await stack.enter_async_context(admin.serve(deployment.admin_socket, {"status": status}))
-    # 3. Then the devices, and what serves on them.
+    # 3. Then the devices, and what serves on them. While the manager is away clients hear at once that nothing does.
+    has_started = asyncio.Event()
     if keeper is not None:
-        if not await keeper.claim(ended):
+        if not await keeper.claim(ended, partial(_start_doors, doors, service)):
             return
-        stack.push_async_callback(_end_leases, keeper, state, doors, before)
+        stack.push_async_callback(_end_leases, keeper, state, has_started, before)
     own = {} if grounds.driver is None else _own_sites(grounds.driver, grounds.devices)
     fleet = Fleet(
         own if keeper is None else keeper.sites, grounds.models, sizes, pool, longest_s=max(slo_s.values()),
@@ -364,11 +365,19 @@ async def _serve(grounds: _Grounds, stack: AsyncExitStack, ended: asyncio.Event)
         await controller.start(grounds.plan, found=found, own_rates=None if before is None else deployment.rates)
     await stack.enter_async_context(beside(controller.run, _task_failed))
     await stack.enter_async_context(beside(keep_aside, _task_failed))
-    if is_needed(grounds.models.values()):
+    await _start_doors(doors, service)
+    for door in doors:
+        stack.push_async_callback(door.stop, _GRACE_S)
+    has_started.set()
+
+
+async def _start_doors(doors: Sequence[DoorServer], service: Service) -> None:
+    """Takes connections from now on, if it did not before."""
+    if is_needed(service.models.values()):
         service.large.start()
     for door in doors:
-        await door.start()
-        stack.push_async_callback(door.stop, _GRACE_S)
+        if not door.is_started:
+            await door.start()
 
 
 def _open_doors(deployment: Deployment, service: Service, stack: AsyncExitStack) -> Sequence[DoorServer]:
@@ -387,10 +396,10 @@ def _open_doors(deployment: Deployment, service: Service, stack: AsyncExitStack)
 
 
 async def _end_leases(
-    keeper: LeaseKeeper, state: StateFile, doors: Sequence[DoorServer], before: FrontState | None
+    keeper: LeaseKeeper, state: StateFile, has_started: asyncio.Event, before: FrontState | None
 ) -> None:
     """Gives leases back, unless a start has failed that took a plan over: what runs of that serves the next front."""
-    if before is None or all(door.is_started for door in doors):
+    if before is None or has_started.is_set():
         state.remove()
         await keeper.end()
     else:
