@@ -109,7 +109,8 @@ class SlurmCluster:
         told = self.say("squeue", "--noheader", "--states=all", "--jobs", job_id, "--format=%T")
         return told.splitlines()[0] if told else ""
 
-    def waits_for(self, job_id: str, state: str, deadline_s: float = 30.0) -> None:
+    def waits_for(self, job_id: str, state: str, deadline_s: float = 120.0) -> None:
+        """Slurm looks only every 30 s whether a node that was woken is up, for a job that is to run there."""
         try:
             until(
                 lambda: self.state(job_id) == state, what=f"job {job_id} is {state}", deadline_s=deadline_s, every_s=0.1
@@ -121,7 +122,7 @@ class SlurmCluster:
     def cancel_all(self) -> None:
         """Leaves no job, so that the next test finds an empty cluster."""
         self.say("scancel", "--user", getpass.getuser())
-        until(lambda: not self.say("squeue", "--noheader"), what="no job is left", deadline_s=30.0, every_s=0.1)
+        until(lambda: not self.say("squeue", "--noheader"), what="no job is left", deadline_s=120.0, every_s=0.1)
 
     def stop_controller(self) -> None:
         self._end(self._running.pop("slurmctld"))
