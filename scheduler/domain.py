@@ -27,7 +27,7 @@ from farside.scheduler.ledger import Ledger
 from farside.scheduler.lent_memory import LentMemory
 from farside.scheduler.maintenance_window import MaintenanceWindow
 from farside.scheduler.model_zoo import skew_of
-from farside.scheduler.order.policy import OrderPolicy, OrderTraits
+from farside.scheduler.order.policy import NEAR_S, OrderPolicy, OrderTraits
 from farside.scheduler.order.priority_share import TenantOrder
 from farside.scheduler.placement.measured_speed import MeasuredStart
 from farside.scheduler.placement.policy import PlacementPolicy
@@ -95,7 +95,7 @@ class Domain:
         self.guests: dict[int, tuple[Domain, Held]] = {}  # other domains' jobs on idle nodes of this one
         self.reservation: Reservation | None = None
         self.preempted: set[int] = set()  # rows that will have to resume
-        self._crossed: list[int] = []
+        self._crossed: list[tuple[float, int]] = []  # when, and the row
         self._running_position = RUNNING_FROM
         self._tail_position = WAITING_FROM
         self._head_position = WAITING_FROM
@@ -265,28 +265,29 @@ class Domain:
                 self.book.foresee(row, now_s + change_s)
         return listed
 
-    def cross(self, row: int, now_s: float) -> None:
-        """Handle a job that reached the time of `watch`. If it runs, it goes to the tail of the next queue."""
+    def cross(self, row: int, now_s: float, reached_s: float | None = None) -> None:
+        """Handle a job that reached the time of `watch`. If it runs, it goes to the tail of the next queue.
+
+        ``reached_s``: when that was, where this domain was not told of it before; None: now.
+        """
         self.queue.touch()
         if row not in self.running:
             self.queue.note_due(row)
         # Not if `notice` has let it fall already: its next threshold is later.
         elif self.book.is_crossing(row, now_s):
-            self._fall(row)
+            self._fall(row, now_s if reached_s is None else reached_s)
 
-    def _fall(self, row: int) -> None:
+    def _fall(self, row: int, at_s: float) -> None:
         self.book.forget_change(row)
         self._to_tail(row)
         self.book.rank_anew(row)
-        self._crossed.append(row)
+        self._crossed.append((at_s, row))
 
     def notice(self, now_s: float) -> None:
         """Let running jobs cross thresholds that they have reached, before the owner of the clock calls `cross`.
 
         The owner of the clock may be late by a second or a rounding error, while the keys of a job change at once. A
         cycle in between would see the job in its new queue, and would not look at the jobs that go before it there.
-
-        Jobs that fall together stand there in the order of submission: it is a rounding error which was told first.
         """
         early = self.book.take_crossing(now_s)
         if early:
@@ -295,13 +296,10 @@ class Domain:
             for (at_s, row), change_s in zip(early, after_s, strict=True):
                 if now_s + change_s > at_s + EDGE_S:  # the policy speaks of the one after
                     self.queue.touch()
-                    self._fall(row)
+                    self._fall(row, at_s)
                 self.book.foresee(row, now_s + change_s)
         if len(self._crossed) > 1:
-            fallen = {row: self.roster.jobs[row] for row in self._crossed if row in self.running}
-            for row in sorted(fallen, key=lambda row: (fallen[row].submit_s, fallen[row].sequence)):
-                self._to_tail(row)
-                self.book.rank_anew(row)
+            _order_crossed(self)
 
     def resize(self, nodes: tuple[Node, ...]) -> None:
         """Set which of its nodes the domain has from now on; jobs that run on other nodes may end there."""
@@ -376,7 +374,7 @@ class Domain:
         Jobs that began to run, or that run on in another queue, go behind the other running jobs in the order of their
         ranks. Preempted jobs go in front of all waiting jobs, unless they had just come to the tail.
         """
-        at_tail, self._crossed = self._crossed, []
+        at_tail, self._crossed = dict.fromkeys(row for _, row in self._crossed), []
         crossed = [row for row in at_tail if row in self.running]
         if not self.traits.is_keyed_by_position:
             return
@@ -392,6 +390,24 @@ class Domain:
             if row not in self.running and row not in at_tail:
                 self._head_position -= 1
                 position[row] = self._head_position
+
+
+def _order_crossed(domain: Domain) -> None:
+    """Put jobs that fell together in the order of submission: a rounding error decided which was first."""
+    last_s = {row: at_s for at_s, row in domain._crossed if row in domain.running}
+    fallen = sorted((at_s, row) for row, at_s in last_s.items())
+    together, before_s = 0, -math.inf
+    ordered: list[tuple[int, float, int, int]] = []
+    for at_s, row in fallen:
+        together, before_s = together + (at_s > before_s + NEAR_S), at_s
+        job = domain.roster.jobs[row]
+        ordered.append((together, job.submit_s, job.sequence, row))
+    position = domain.table.position
+    places = sorted(position[row] for _, row in fallen)
+    for (*_, row), place in zip(sorted(ordered), places, strict=True):
+        if position[row] != place:
+            position[row] = place
+            domain.book.rank_anew(row)
 
 
 def lenders_to(borrower: Domain, domains: Iterable[Domain]) -> list[Domain]:

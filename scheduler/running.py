@@ -26,7 +26,7 @@ from farside.scheduler.order.policy import FALLING, FREE, INNER, OrderPolicy
 from farside.scheduler.table import Floats, JobColumns
 from farside.scheduler.waiting import Rank
 
-# So long before a threshold a job is ranked at each reading: policies see one a little early (`EDGE_GPU_S`).
+# So long before a threshold a job is ranked at each reading: policies see one a little early (`NEAR_S`).
 EDGE_S = 1e-3
 # Bounds that are replaced at once to begin with: that many cost hardly more than one.
 BATCH = 8

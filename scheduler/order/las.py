@@ -26,13 +26,10 @@ import numpy as np
 
 from farside.scheduler.order.defaults import PlainOrder
 from farside.scheduler.order.format_pair import apart
-from farside.scheduler.order.policy import FREE, STILL, Motions, OrderTraits
+from farside.scheduler.order.policy import FREE, NEAR_S, STILL, Motions, OrderTraits
 from farside.scheduler.table import Floats, JobColumns
 from farside.units import format_seconds
 
-# Thresholds are met by adding fractions of seconds times GPUs: a job this near has arrived.
-EDGE_GPU_S = 1e-6
-EDGE_S = 1e-6
 SHORTEST_S = 1e-3  # an interval as short as the edge would be over before it began
 
 
@@ -83,7 +80,8 @@ class Las(PlainOrder):
 
     def level(self, jobs: JobColumns) -> Floats:
         """The queue of each job, 0 the first."""
-        return edges_and_uppers(self.limits_gpu_s)[0].searchsorted(jobs.executed_s * jobs.gpus, "right").astype(float)
+        limits, _ = limits_and_uppers(self.limits_gpu_s)
+        return limits.searchsorted((jobs.executed_s + NEAR_S) * jobs.gpus, "right").astype(float)
 
     def keys(self, jobs: JobColumns) -> tuple[Floats, ...]:
         """Queue, then the place in it; without queues, attained service."""
@@ -99,13 +97,13 @@ class Las(PlainOrder):
 
     def next_change_s(self, jobs: JobColumns) -> Floats:
         """Running: until its queue's limit, or the end of an interval. Waiting: until it is promoted."""
-        _, uppers = edges_and_uppers(self.limits_gpu_s)
+        _, uppers = limits_and_uppers(self.limits_gpu_s)
         level = self.level(jobs)
         demotion: Floats = uppers[level.astype(int)] / jobs.gpus - jobs.executed_s
         if self.is_continuous and self.interval_s < np.inf:
             # While a job still resumes its slice is negative: the first interval ends after its first progress, not
             # before.
-            intervals = np.maximum(np.floor((jobs.slice_s + EDGE_S) / self.interval_s) + 1, 1.0)
+            intervals = np.maximum(np.floor((jobs.slice_s + NEAR_S) / self.interval_s) + 1, 1.0)
             np.minimum(demotion, intervals * self.interval_s - jobs.slice_s, out=demotion)
         promotion: Floats | float = np.inf
         if min(self.promote_knob, self.starve_limit_s) < np.inf:
@@ -121,7 +119,7 @@ class Las(PlainOrder):
 
     def promotes(self, jobs: JobColumns) -> Floats:
         """Jobs that have waited too long below Q_1."""
-        starves = (jobs.is_running == 0) & (self._promotion_s(jobs) <= EDGE_GPU_S) & (self.level(jobs) > 0)
+        starves = (jobs.is_running == 0) & (self._promotion_s(jobs) <= NEAR_S) & (self.level(jobs) > 0)
         return np.where(starves, 1.0, 0.0)
 
     def why(self, first: JobColumns, second: JobColumns) -> str:
@@ -143,9 +141,9 @@ class Las(PlainOrder):
 
 
 @lru_cache(maxsize=64)
-def edges_and_uppers(limits_gpu_s: tuple[float, ...]) -> tuple[Floats, Floats]:
-    """From where on a job counts as fallen out of each queue, and the upper limits of all queues."""
-    return np.asarray(limits_gpu_s) - EDGE_GPU_S, np.append(limits_gpu_s, np.inf)
+def limits_and_uppers(limits_gpu_s: tuple[float, ...]) -> tuple[Floats, Floats]:
+    """Upper limits of all queues but the last, and of all."""
+    return np.asarray(limits_gpu_s), np.append(limits_gpu_s, np.inf)
 
 
 def gpu_time(gpu_s: float) -> str:

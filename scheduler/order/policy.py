@@ -25,6 +25,11 @@ FALLING = 1  # they may fall, never grow
 FREE = 2  # any way; or a key is NaN, which compares with nothing
 INNER = 3  # any way, but for the first key, which stands still; the others are finite
 
+EDGE_S = 1e-6
+"""So much too early a clock may look for a time that was told it: fractions of seconds do not add up exactly."""
+NEAR_S = 2e-6
+"""A threshold so near is reached: a clock may be early, and seconds since 1970 are rounded to a quarter of `EDGE_S`."""
+
 KEPT_JOBS = 100_000
 """How many ended jobs count, the newest. The share of them that took less than any time is off by less than half a
 percent, with 95 % confidence (the inequality of Dvoretzky, Kiefer and Wolfowitz): more would tell nothing new."""

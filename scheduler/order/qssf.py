@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from farside.scheduler.order.defaults import PlainOrder
 from farside.scheduler.order.format_pair import apart
-from farside.scheduler.order.policy import OrderTraits
+from farside.scheduler.order.policy import NEAR_S, OrderTraits
 from farside.scheduler.table import Floats, JobColumns
 from farside.units import format_seconds
 
@@ -34,10 +34,8 @@ Flags = NDArray[np.bool_]
 FORTNIGHT_S = 14 * 86400.0
 # The cut is found once so many jobs have ended, then whenever they are a tenth more, from the newest of them.
 _FIRST_JOBS, _GROWTH, _NEWEST = 50, 1.1, 10_000
-# What of a wait is this near to the end of patience is at its end: fractions of seconds do not add up exactly.
-_EDGE_S = 1e-6
-# The same of the time of a promotion, which is a difference of seconds since 1970.
-_NEAR_S = 1e-3
+# The time of a promotion is a difference of seconds since 1970, which is near to the end of patience by this.
+_APART_S = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +85,7 @@ class Qssf(PlainOrder):
         That of a job that was held until a release, or that lost lent nodes to their owner, is less far from its
         submission: it waits in the order of expectations.
         """
-        found: Flags = jobs.since_s - jobs.submit_s >= self.patience_s - _NEAR_S
+        found: Flags = jobs.since_s - jobs.submit_s >= self.patience_s - _APART_S
         return found
 
     def keys(self, jobs: JobColumns) -> tuple[Floats, ...]:
@@ -111,7 +109,7 @@ class Qssf(PlainOrder):
 
     def promotes(self, jobs: JobColumns) -> Floats:
         """Jobs whose patience has ended. Their wait starts again then, which marks them later."""
-        return np.where(~self._is_aged(jobs) & (jobs.waited_s >= self.patience_s - _EDGE_S), 1.0, 0.0)
+        return np.where(~self._is_aged(jobs) & (jobs.waited_s >= self.patience_s - NEAR_S), 1.0, 0.0)
 
     def learn(self, ended_gpu_s: Sequence[float], expected_gpu_s: Sequence[float] = (), *, seen: int = 0) -> "Qssf":
         """With the cut that these jobs give, if they are enough more than at the last time."""

@@ -22,11 +22,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from farside.scheduler.order.defaults import PlainOrder
-from farside.scheduler.order.policy import STILL, Motions, OrderTraits
+from farside.scheduler.order.policy import NEAR_S, STILL, Motions, OrderTraits
 from farside.scheduler.table import Floats, JobColumns
 from farside.units import format_seconds
 
-EDGE_S = 1e-6  # seconds do not add up exactly: a slice this near its end has ended
 SHORTEST_S = 1e-3  # one as short as the edge would be over before it began
 UNTOUCHED, WAITING, USED = 0.0, 1.0, 2.0
 
@@ -57,7 +56,7 @@ class Timeshare(PlainOrder):
 
     def group(self, jobs: JobColumns) -> Floats:
         """Which of the three groups each job is in."""
-        is_used = jobs.slice_s >= self.quantum_s - EDGE_S
+        is_used = jobs.slice_s >= self.quantum_s - NEAR_S
         return np.where(jobs.is_running == 0, WAITING, np.where(is_used, USED, UNTOUCHED))
 
     def keys(self, jobs: JobColumns) -> tuple[Floats, ...]:

@@ -23,6 +23,7 @@ from farside.scheduler.admission.history import History
 from farside.scheduler.cycle import run_cycle
 from farside.scheduler.domain import Domain, Rules, learn_start, lenders_to, list_anew
 from farside.scheduler.lent_memory import LentMemory, lent_by
+from farside.scheduler.order.policy import EDGE_S
 from farside.scheduler.placement.measured_speed import MeasuredStart
 from farside.scheduler.predict.estimator import Estimator
 from farside.scheduler.predict.service import JobEnded
@@ -32,8 +33,6 @@ from farside.scheduler.sim.trace.job import TraceJob
 from farside.scheduler.state import Action, Cluster, Preempt, Resize, Start
 from farside.scheduler.table import JobTable
 
-# Fractions of seconds do not add up exactly: what is this near is there.
-EDGE_S = 1e-6
 # After so many instants it is asked whether any job has made progress in them: a second of computing.
 LOOK_AFTER = 10_000
 # What stands for the start's number with a cycle at a tick.
@@ -413,8 +412,8 @@ class Simulation:
         if not domain.traits.has_thresholds:
             return
         for row, change_s in zip(rows, domain.watch(rows, now_s), strict=True):
-            # What is nearer than the edge counts as reached in the cycle that follows; an event for it would not move
-            # the clock.
-            if EDGE_S < change_s < math.inf:
+            # What the clock takes for now counts as reached in the cycle that follows: an event for it would come at
+            # once, again and again.
+            if now_s + EDGE_S < now_s + change_s < math.inf:
                 after_s = math.ceil(change_s - EDGE_S) if self._is_in_whole_seconds else change_s
                 heapq.heappush(self._heap, (now_s + after_s, Kind.CROSS, row, self._starts[row]))

@@ -110,8 +110,9 @@ class SlurmDomain:
         # After the running jobs have their places: a drained node keeps its jobs and takes no new ones.
         self.domain.resize(tuple(node for node in nodes if node.name in taking))
         for row, job in self.jobs.items():
-            if memory.jobs[job.job_id].change_at_s <= self._now_s:
-                self.domain.cross(row, self._now_s)
+            change_at_s = memory.jobs[job.job_id].change_at_s
+            if change_at_s <= self._now_s:
+                self.domain.cross(row, self._now_s, change_at_s)
         # Now: after the cycle, the domain has what was decided, and that is so only once Slurm says so.
         rows = list(self.jobs)
         has_any = bool(rows) and self.domain.traits.has_thresholds

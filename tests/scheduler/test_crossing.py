@@ -8,10 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farside.scheduler.admission.queue import Queue
+from farside.scheduler.cycle import run_cycle
 from farside.scheduler.domain import Rules
 from farside.scheduler.order.gittins import Gittins
 from farside.scheduler.order.las import Las
 from farside.scheduler.order.policy import OrderPolicy
+from farside.scheduler.order.qssf import Qssf
 from farside.scheduler.order.timeshare import Timeshare
 from farside.scheduler.placement.consolidate import Consolidate
 from farside.scheduler.placement.count_only import CountOnly
@@ -72,6 +74,49 @@ def test_a_threshold_a_rounding_error_from_now_does_not_stop_the_clock() -> None
     runs = simulate(rows, Las(limits_gpu_s=(0.4,), promote_knob=1.0), gpus=1, is_in_whole_seconds=False)
 
     assert max(run.end_s for run in runs) == pytest.approx(0.2 + 1.7 + 3.7)
+
+
+SINCE_1970_S = 1.7e9  # seconds are rounded to 2.4e-7 there
+
+
+@pytest.mark.parametrize("order", [Las(limits_gpu_s=(12.50000103,)), Qssf(patience_s=12.50000103)], ids=["las", "qssf"])
+def test_a_threshold_that_the_clock_takes_for_now_does_not_stop_it_either(order: OrderPolicy) -> None:
+    """Between the last job and the limit are 1.03e-6 s, which added to its time are 0.95e-6."""
+    rows = [(SINCE_1970_S, 100.0, 1), (SINCE_1970_S, 10.0, 1), (SINCE_1970_S + 12.5, 10.0, 1)]
+
+    runs = simulate(rows, order, gpus=1, is_in_whole_seconds=False)
+
+    assert max(run.end_s for run in runs) - SINCE_1970_S == pytest.approx(120.0)
+
+
+@pytest.mark.parametrize("apart_s", [0.0, 2.4e-7, 7.2e-7])
+def test_a_gang_that_falls_with_another_a_rounding_error_before_its_limit_is_in_the_next_queue(apart_s: float) -> None:
+    """Two gangs run and two wait, so that each queue is left by two at a time."""
+    begins_s = (0.0, apart_s, 5.0, 6.0)
+    rows = [(SINCE_1970_S + at_s, run_s, 8) for at_s, run_s in zip(begins_s, (100.0, 100.0, 30.0, 30.0), strict=True)]
+    rules = Rules(order=Las(limits_gpu_s=(100.0, 200.0)), placement=CountOnly())
+
+    runs = Simulation(flat_cluster(2, 8), rules, trace(rows), is_in_whole_seconds=False).run()
+
+    assert [run.preemptions for run in runs] == [2, 2, 2, 2]
+
+
+@pytest.mark.parametrize(("apart_s", "first"), [(10.0, 1), (1e-7, 0)])
+def test_jobs_stand_in_the_next_queue_as_they_fell_and_by_submission_if_together(apart_s: float, first: int) -> None:
+    """Both have fallen by the tick at 180, the second before the first; of two in a queue the last is preempted."""
+    begins_s = (0.0, 70.0 - apart_s)
+    rows = [(begins_s[0], 1000.0, 1), (begins_s[1], 1000.0, 2), (150.0, 30.0, 2)]
+    rules = Rules(order=Las(limits_gpu_s=(140.0,)), placement=CountOnly())
+    domain = Simulation(flat_cluster(1, 3), rules, trace(rows)).domains[""]
+    for row, one in enumerate(trace(rows)[:2]):
+        domain.submit(row, one.job, remaining_s=1000.0, predicted_gpu_s=1.0)
+        run_cycle(domain, begins_s[row])
+        domain.watch([row], begins_s[row])
+
+    domain.notice(180.0)
+
+    position = domain.table.position
+    assert (position[0] < position[1]) == (first == 0)
 
 
 @contextmanager

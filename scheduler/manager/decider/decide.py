@@ -34,7 +34,6 @@ from farside.scheduler.manager.decider.next_step import consequences, limit_at_s
 from farside.scheduler.manager.decider.placement_reason import packlimits, why_there
 from farside.scheduler.manager.decider.planner import Planner
 from farside.scheduler.manager.decider.recall import awaited_recalls, next_end_s, recall_lines
-from farside.scheduler.manager.decider.timers import EDGE_S
 from farside.scheduler.manager.decider.unavailable_nodes import lender_lines, out_of_service, partition_lines
 from farside.scheduler.manager.model import event as log
 from farside.scheduler.manager.model.apply import apply
@@ -44,6 +43,7 @@ from farside.scheduler.manager.model.maintenance import late_allocations
 from farside.scheduler.manager.model.record import LiveJob, Phase
 from farside.scheduler.manager.model.state import LiveState, member_nodes
 from farside.scheduler.manager.view.view import Packlimit
+from farside.scheduler.order.policy import EDGE_S
 from farside.scheduler.predict.gpu_time_fit import Fitted
 from farside.scheduler.predict.learned_times import LearnedTimes
 from farside.scheduler.start_estimate import StartEstimate, estimate_start

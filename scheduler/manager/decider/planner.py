@@ -35,13 +35,14 @@ from farside.scheduler.manager.decider.past_use import (
     start_of,
 )
 from farside.scheduler.manager.decider.pending import Pending
-from farside.scheduler.manager.decider.timers import EDGE_S, NO_ROW, Timers
+from farside.scheduler.manager.decider.timers import NO_ROW, Timers
 from farside.scheduler.manager.model import event as log
 from farside.scheduler.manager.model.draft import Draft, Timer, by_entry, by_timer
 from farside.scheduler.manager.model.maintenance import windows_of
 from farside.scheduler.manager.model.preemption_times import MeasuredCost
 from farside.scheduler.manager.model.record import ACTIVE, LiveJob, Phase
 from farside.scheduler.manager.model.state import LiveState
+from farside.scheduler.order.policy import EDGE_S
 from farside.scheduler.predict.learned_times import LearnedTimes
 from farside.scheduler.predict.service import JobEnded
 from farside.scheduler.state import Job, Preempt, Promote, Start
@@ -299,7 +300,7 @@ class Planner:
             if not own or not domain.traits.has_thresholds:
                 continue
             for row, change_s in zip(own, domain.watch(own, now_s), strict=True):
-                if EDGE_S < change_s < math.inf:
+                if now_s + EDGE_S < now_s + change_s < math.inf:  # what is nearer, the cycle takes for reached
                     self._timers.watch(row, now_s + change_s)
 
     # ------------------------------------------------------------------ in step

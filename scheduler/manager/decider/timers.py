@@ -5,9 +5,8 @@ import math
 from collections.abc import Iterable, Iterator
 
 from farside.scheduler.manager.model.draft import Timer
+from farside.scheduler.order.policy import EDGE_S
 
-# So much early a timer may be told that it is due.
-EDGE_S = 1e-6
 NO_ROW = -1
 
 
