@@ -17,6 +17,7 @@ from farside.errors import ConfigError, FarsideError, PeerError
 from farside.listen import open_listener
 from farside.scheduler.sharing.glet.plan import Glet, Plan, Portion
 from farside.serve import main as serve_main
+from farside.serve.controller import Controller
 from farside.serve.deployment import Deployment, read_deployment
 from farside.serve.door_server import DoorServer
 from farside.serve.fleet import Fleet
@@ -239,27 +240,30 @@ async def test_a_front_with_a_new_key_before_the_old_one_reaches_the_leases_of_b
 @asynccontextmanager
 async def waiting_for_its_manager(
     deployment: Deployment, monkeypatch: pytest.MonkeyPatch, port: int = 0
-) -> AsyncIterator[str]:
-    """A front whose manager, on that port, is away; what it answers to who asks for its status."""
+) -> AsyncIterator[tuple[str, "asyncio.Task[None]"]]:
+    """A front whose manager, on that port, is away: what it answers to who asks for its status, and its start."""
     starting = asyncio.ensure_future(start(deployment, port or free_port(), monkeypatch))
     told = ""
-    async with asyncio.timeout(DEADLINE_S):
-        while "waits for its manager" not in told:
-            try:
-                await admin.ask(deployment.admin_socket, "status")
-            except PeerError as error:
-                told = str(error)
-            await asyncio.sleep(0.01)
-        yield told
-    starting.cancel()
-    await asyncio.wait([starting])
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            while "waits for its manager" not in told:
+                assert not starting.done()
+                try:
+                    await admin.ask(deployment.admin_socket, "status")
+                except PeerError as error:
+                    told = str(error)
+                await asyncio.sleep(0.01)
+            yield told, starting
+    finally:
+        starting.cancel()
+        await asyncio.wait([starting])
 
 
 @in_loop
 async def test_a_front_that_waits_for_its_manager_says_so_to_who_asks_for_its_status(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with waiting_for_its_manager(deployment_in(tmp_path), monkeypatch) as told:
+    async with waiting_for_its_manager(deployment_in(tmp_path), monkeypatch) as (told, _):
         assert told.startswith("t is starting and waits for its manager: ")
 
 
@@ -293,14 +297,48 @@ async def test_a_front_that_waits_for_its_manager_says_that_it_lives_and_refuses
     assert (live, ready, inferred) == (200, 503, 503)
 
 
+def counting_starts(monkeypatch: pytest.MonkeyPatch) -> list[DoorServer]:
+    """Doors, each as often as it is started from now on."""
+    started, begin = list[DoorServer](), DoorServer.start
+
+    async def counted(door: DoorServer) -> None:
+        started.append(door)
+        await begin(door)
+
+    monkeypatch.setattr(DoorServer, "start", counted)
+    return started
+
+
 @in_loop
 async def test_a_front_that_has_waited_for_its_manager_starts_as_any_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    port, deployment = free_port(), deployment_in(tmp_path)
-    async with waiting_for_its_manager(deployment, monkeypatch, port) as _:
+    port, deployment, started = free_port(), deployment_in(tmp_path), counting_starts(monkeypatch)
+    async with waiting_for_its_manager(deployment, monkeypatch, port) as (_, starting):
         with manager(port, (204, "")) as there:
             with_a_lease(there)
-            await until_so(lambda: any(one.startswith("DELETE") for one in there.asked))
+            await starting
 
     assert there.changed() == ["POST /v1/jobs/7/cancel"]
+    assert len(started) == 1
+
+
+@in_loop
+async def test_a_start_that_fails_after_its_doors_have_opened_leaves_the_leases_of_a_plan_that_ran(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def failing(*_: object) -> bool:
+        raise FarsideError("the plan is not taken over")
+
+    monkeypatch.setattr(Controller, "resume", failing)
+    started, state = counting_starts(monkeypatch), plan_that_ran(tmp_path)
+    port, deployment = free_port(), deployment_in(tmp_path)
+    async with waiting_for_its_manager(deployment, monkeypatch, port) as (_, starting):
+        with manager(port, (204, "")) as there:
+            with_a_lease(there)
+            with pytest.raises(FarsideError, match="the plan is not taken over"):
+                await starting
+
+    assert started, "its doors have opened"
+    assert not [one for one in there.asked if one.startswith(("POST", "DELETE"))]
+    assert state.exists()
