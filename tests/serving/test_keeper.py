@@ -13,6 +13,7 @@ from urllib.parse import parse_qs
 import msgspec
 import pytest
 
+from farside.agent.serving.handle import ServeError
 from farside.agent.serving.remote import NoCommonKey
 from farside.client.manager_client import ManagerAddress
 from farside.errors import FarsideError, PeerError
@@ -28,7 +29,14 @@ from farside.scheduler.manager.view.deployments import (
     DeploymentBody,
 )
 from farside.serve.lease import keeper as keeper_module
-from farside.serve.lease.keeper import AGAIN_S_MAX, REFUSALS_MAX, LeaseKeeper, LeaseSettings, silent_words
+from farside.serve.lease.keeper import (
+    AGAIN_S_MAX,
+    FAILURES_SAID,
+    REFUSALS_MAX,
+    LeaseKeeper,
+    LeaseSettings,
+    silent_words,
+)
 from farside.serve.lease.report import fitting
 from farside.serve.lease.rules import LeaseRules
 from tests.serving.front import in_loop
@@ -552,6 +560,39 @@ async def test_a_lease_whose_worker_hangs_up_on_a_line_that_was_lost_is_kept_whi
     assert usable == [{0}] * REFUSALS_MAX
     assert asked == ["POST /v1/jobs"]
     assert keeper.usable == set()
+
+
+@pytest.mark.parametrize("runs", [True, False], ids=["executors_serve", "none_serves"])
+@in_loop
+async def test_a_lease_whose_worker_does_not_answer_for_long_is_replaced_where_executors_serve_unless_it_answers_again(
+    runs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def silent(_: object) -> Line:
+        raise ServeError("no answer within 10 s")
+
+    port = free_port()
+    with manager(port, (204, "")) as there:
+        keeper = keeper_of(port)
+        _, lines = on_running(keeper, there, monkeypatch)
+        keeper.want(1)
+        await keeper.look()
+        keeper.serves(lambda: {0}, lambda number: runs and number == 0, lambda: report(gpus=0, models=0, changes=0))
+        lines[0].is_up = False
+        with monkeypatch.context() as patched:
+            patched.setattr(keeper_module, "connect_worker", silent)
+            for _ in range(FAILURES_SAID - 1):
+                await keeper.look()
+            early = (there.changed(), dict(keeper.leaving))
+            await keeper.look()
+            left = (there.changed(), dict(keeper.leaving), set(keeper.usable))
+            told = keeper.lease_problem
+        await keeper.look()
+
+    assert early == ([], {})
+    assert left == ((["POST /v1/jobs"], {0: "its worker does not answer"}, {0}) if runs else ([], {}, set()))
+    assert told == "lease 7: its worker on n1 does not answer"
+    assert there.changed()[len(left[0]) :] == (["POST /v1/jobs/8/cancel"] if runs else [])
+    assert (set(keeper.usable), keeper.leaving, keeper.lease_problem) == ({0}, {}, "")
 
 
 @in_loop

@@ -232,6 +232,23 @@ def test_one_whose_worker_hangs_up_serves_on_the_executors_that_it_has_until_ano
     assert (set(moved.usable), moved.cancel) == ({1}, ("j0",))
 
 
+def test_one_whose_worker_does_not_answer_serves_on_and_is_extended_until_another_one_is_there() -> None:
+    silent = lease(0, answers=False, serves=True, is_silent=True, may_extend=True, left_s=RULES.replace_before_s)
+
+    alone = judge([silent], 1, {0}, RULES)
+    waits = judge([silent, lease(1, "waiting")], 1, {0}, RULES)
+    there = judge([silent, lease(1)], 1, {0}, RULES)
+    moved = judge([replace(silent, serves=False), lease(1)], 1, {1}, RULES)
+    died = judge([replace(silent, serves=False), lease(1, "waiting")], 1, frozenset(), RULES)
+
+    assert (set(alone.usable), alone.submit, alone.cancel, alone.extend) == ({0}, 1, (), ("j0",))
+    assert alone.leaving == {0: "its worker does not answer"}
+    assert (set(waits.usable), waits.submit, waits.cancel) == ({0}, 0, ())
+    assert (set(there.usable), there.submit, there.cancel, there.extend) == ({1}, 0, (), ())
+    assert (set(moved.usable), moved.cancel) == ({1}, ("j0",))
+    assert (set(died.usable), died.submit, died.cancel) == (set(), 0, ("j0",))
+
+
 def test_one_on_which_no_executor_starts_is_replaced_and_given_back() -> None:
     unfit = lease(0, is_unfit=True, answers=False)
 
@@ -253,14 +270,22 @@ def test_what_fails_is_left_out_twice_as_long_each_time_and_old_failures_count_n
 
 PHASES = st.sampled_from(["waiting", "placed", "starting", "running", "stopping"])
 LEASES = st.lists(
-    st.tuples(PHASES, st.sampled_from("abc"), st.floats(0, DAY_S), *[st.booleans()] * 4),
+    st.tuples(PHASES, st.sampled_from("abc"), st.floats(0, DAY_S), *[st.booleans()] * 5),
     max_size=8,
 ).map(
     lambda all_of: [
         lease(
-            number, phase, node=node, left_s=left_s, is_draining=drains, answers=answers, is_outdated=old, serves=serves
+            number,
+            phase,
+            node=node,
+            left_s=left_s,
+            is_draining=drains,
+            answers=answers,
+            is_outdated=old,
+            serves=serves,
+            is_silent=silent,
         )
-        for number, (phase, node, left_s, drains, answers, old, serves) in enumerate(all_of)
+        for number, (phase, node, left_s, drains, answers, old, serves, silent) in enumerate(all_of)
     ]
 )
 

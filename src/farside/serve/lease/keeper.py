@@ -43,7 +43,8 @@ LIMIT_S = 10.0
 CONNECT_S = 2.0
 # A stop waits so long for what is being asked, as that may be for another lease.
 LAST_ASK_S = 5.0
-# A worker that starts does not answer at the first look; one that has not after so many is reported.
+# A worker that starts does not answer at the first look; one that has not after so many is reported, and replaced where
+# executors serve.
 FAILURES_SAID = 10
 # A worker that hangs up on all keys may be about to end; one that does so time after time is of no use.
 REFUSALS_MAX = 3
@@ -75,6 +76,7 @@ class _Held:
     line: WorkerLine | None = None
     failures: int = 0
     refusals: int = 0  # of all keys, in a row
+    is_silent: bool = False  # though executors serve there: others can't be started
     is_ours: bool = False  # this front has asked for it
     unstarted: Failures = field(default_factory=Failures)  # executors
 
@@ -181,7 +183,7 @@ class LeaseKeeper:
 
     @property
     def usable(self) -> frozenset[int]:
-        """Numbers of the leases on which executors may be started, and stay for some time."""
+        """Numbers of the leases on which executors may stay, and may be started unless the worker is out of reach."""
         return frozenset(number for number in self._judged.usable if number in self.sites)
 
     @property
@@ -224,7 +226,7 @@ class LeaseKeeper:
                 job_id=job_id, number=one.number, phase=one.phase, node=one.node, left_s=self._left_s(one),
                 is_draining=one.is_draining, is_unfit=one.is_unfit, may_extend=not one.is_refused,
                 is_outdated=not is_asked_for(one.job.get("spec", {}), self._settings.job),
-                hangs_up=one.hangs_up,
+                hangs_up=one.hangs_up, is_silent=one.is_silent,
                 answers=one.line is not None and one.line.is_up and now_s >= one.unstarted.until_s and not one.is_unfit,
                 serves=self._has_executor(one.number),
             )
@@ -400,7 +402,7 @@ class LeaseKeeper:
         lost = []
         for job_id, one in self._held.items():
             if one.phase != RUNNING:
-                one.unstarted, one.refusals = Failures(), 0  # it may come to run elsewhere
+                one.unstarted, one.refusals, one.is_silent = Failures(), 0, False  # it may come to run elsewhere
             if one.phase != RUNNING or job_id in self._given_back:
                 self._hang_up(one)
             elif one.line is None or not one.line.is_up:
@@ -415,17 +417,22 @@ class LeaseKeeper:
         except (FarsideError, TimeoutError) as error:
             one.failures += 1
             one.refusals = one.refusals + 1 if isinstance(error, NoCommonKey) else 0
+            one.is_silent |= one.failures >= FAILURES_SAID and self._has_executor(one.number)
             if one.refusals == REFUSALS_MAX:
                 told = f"its worker on {one.node} has hung up {REFUSALS_MAX} times on each key of the front's key_file"
                 self._unfit_problem = f"lease {job_id}: {told}; give front and nodes the same file, or see its log"
                 _log.warning("a worker hangs up", gpu=one.number, job=job_id, node=one.node, why=str(error))
             elif one.failures == FAILURES_SAID:
-                self.problem = f"lease {job_id}: {silent_words(one.node, address.host, self._manager.endpoint)}"
+                told = f"lease {job_id}: {silent_words(one.node, address.host, self._manager.endpoint)}"
+                if one.is_silent:
+                    self._unfit_problem = told  # another one that is asked for is no end of it
+                else:
+                    self.problem = told
                 _log.warning("a worker does not answer", gpu=one.number, job=job_id, node=one.node, why=str(error))
             return
         if one.failures >= FAILURES_SAID:
             self.problem = ""
-        one.failures = one.refusals = 0
+        one.failures, one.refusals, one.is_silent = 0, 0, False
         self.sites[one.number] = self._settings.site_of(one.number, address)
         _log.info("a lease is ready", gpu=one.number, job=job_id, node=one.node)
 

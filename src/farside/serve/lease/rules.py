@@ -1,8 +1,8 @@
 """Which leases a deployment serves on, asks for and gives back. PURE.
 
 A lease is a job with one GPU and a time limit. Before it ends its manager is asked to extend it. Where that refuses, or
-does not answer in time, and when its node drains, or no executor starts there, it is replaced: another one is asked
-for, and the old one is given back once nothing runs there.
+does not answer in time, and when its node drains, no executor starts there, or executors serve there and their worker
+does not answer, it is replaced: another one is asked for, and the old one is given back once nothing runs there.
 """
 
 from collections import Counter
@@ -36,6 +36,7 @@ class Lease:
         may_extend: Its manager has not refused to extend it.
         is_outdated: The deployment's file asks for another one now.
         hangs_up: Its worker has hung up on each of the front's keys, time after time.
+        is_silent: Its worker did not answer, time after time, while executors served there, and has not since.
     """
 
     job_id: str
@@ -50,6 +51,7 @@ class Lease:
     may_extend: bool = False
     is_outdated: bool = False
     hangs_up: bool = False
+    is_silent: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +110,7 @@ def judge(leases: Sequence[Lease], needed: int, in_use: AbstractSet[int], rules:
     outdated = [one for one in live if one.is_outdated and one.number not in in_use]
     unwanted = outdated[: max(0, len(live) - wanted)]
     given_back = [*left, *unwanted, *_surplus(staying, len(staying) - wanted, in_use)]
-    needed_still = [*staying, *(one for one in kept if one.is_outdated)]
+    needed_still = [*staying, *(one for one in kept if one.is_outdated or one.is_silent)]
     extended = [one for one in needed_still if one not in given_back and _is_to_extend(one, rules)]
     return Judged(
         usable=frozenset(serving - {one.number for one in given_back}),
@@ -127,6 +129,8 @@ def _why_left(one: Lease, rules: LeaseRules) -> str:
         return "no executor starts there"
     if one.hangs_up:
         return "its worker hangs up on each of the front's keys"
+    if one.is_silent:
+        return "its worker does not answer"
     if one.is_outdated:
         return "the file asks for another one"
     return "its time ends" if one.left_s <= rules.replace_before_s and not _is_to_extend(one, rules) else ""
