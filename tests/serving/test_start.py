@@ -1,7 +1,7 @@
 """The start of a front on a manager's nodes: what ends it, and what becomes of leases that serve meanwhile."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -130,8 +130,16 @@ def plan_that_ran(folder: Path) -> Path:
     return state
 
 
-async def no_door_opens(_: DoorServer) -> None:
-    raise FarsideError("a door does not open")
+def with_a_late_failure(monkeypatch: pytest.MonkeyPatch, before: Callable[[], Awaitable[None]] | None = None) -> None:
+    """Has a start fail once it has claimed its leases, after ``before``."""
+
+    async def failing(*_: object, **__: object) -> bool:
+        if before is not None:
+            await before()
+        raise FarsideError("no plan is led to")
+
+    monkeypatch.setattr(Controller, "resume", failing)
+    monkeypatch.setattr(Controller, "start", failing)
 
 
 @in_loop
@@ -142,8 +150,8 @@ async def test_a_start_that_fails_leaves_the_leases_of_a_plan_that_ran_and_one_t
     with manager(port, (204, "")) as there:
         with_a_lease(there)
         with monkeypatch.context() as patched:
-            patched.setattr(DoorServer, "start", no_door_opens)
-            with pytest.raises(FarsideError, match="a door does not open"):
+            with_a_late_failure(patched)
+            with pytest.raises(FarsideError, match="no plan is led to"):
                 await start(deployment, port, patched)
         failed = list(there.asked)
         was_kept = state.exists()
@@ -161,12 +169,12 @@ async def test_a_start_that_fails_leaves_the_leases_of_a_plan_that_ran_and_one_t
 async def test_a_start_that_fails_gives_leases_back_where_no_plan_ran_on_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(DoorServer, "start", no_door_opens)
+    with_a_late_failure(monkeypatch)
     port, deployment = free_port(), deployment_in(tmp_path)
     with manager(port, (204, "")) as there:
         with_a_lease(there)
 
-        with pytest.raises(FarsideError, match="a door does not open"):
+        with pytest.raises(FarsideError, match="no plan is led to"):
             await start(deployment, port, monkeypatch)
 
     assert there.changed() == ["POST /v1/jobs/7/cancel"]
@@ -182,16 +190,12 @@ async def test_a_start_that_fails_hangs_up_on_the_workers_of_leases(
         plan_that_ran(tmp_path)
     worker = Worker(lambda: read_keys(tmp_path / "key"), {})
 
-    async def failing(door: DoorServer) -> None:
-        await until_so(lambda: worker.has_front)
-        await no_door_opens(door)
-
-    monkeypatch.setattr(DoorServer, "start", failing)
+    with_a_late_failure(monkeypatch, lambda: until_so(lambda: worker.has_front))
     async with await asyncio.start_server(worker.connected, "127.0.0.1", 0) as server:
         with manager(port, (204, "")) as there:
             with_a_lease(there)
             there.job["master_port"] = server.sockets[0].getsockname()[1]
-            with pytest.raises(FarsideError, match="a door does not open"):
+            with pytest.raises(FarsideError, match="no plan is led to"):
                 await start(deployment, port, monkeypatch)
 
         await until_so(lambda: not worker.has_front)
@@ -222,13 +226,13 @@ async def test_a_front_with_a_new_key_before_the_old_one_reaches_the_leases_of_b
 ) -> None:
     port, deployment = free_port(), deployment_in(tmp_path)
     old = read_keys(tmp_path / "key")
-    worker, begin = Worker(lambda: old, {}), DoorServer.start
+    worker, begin = Worker(lambda: old, {}), Controller.start
 
-    async def reached(door: DoorServer) -> None:
-        await begin(door)
+    async def reached(controller: Controller, *given: Any, **named: Any) -> None:
+        await begin(controller, *given, **named)
         await until_so(lambda: worker.has_front)
 
-    monkeypatch.setattr(DoorServer, "start", reached)
+    monkeypatch.setattr(Controller, "start", reached)
     add_key(tmp_path / "key")
     async with await asyncio.start_server(worker.connected, "127.0.0.1", 0) as server:
         with manager(port, (204, "")) as there:
@@ -239,14 +243,17 @@ async def test_a_front_with_a_new_key_before_the_old_one_reaches_the_leases_of_b
 
 @asynccontextmanager
 async def waiting_for_its_manager(
-    deployment: Deployment, monkeypatch: pytest.MonkeyPatch, port: int = 0
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch, port: int = 0, said: str = "waits for its manager"
 ) -> AsyncIterator[tuple[str, "asyncio.Task[None]"]]:
-    """A front whose manager, on that port, is away: what it answers to who asks for its status, and its start."""
+    """A front whose manager, on that port, is away: what it answers to who asks for its status, and its start.
+
+    It is waited for until it has ``said`` that.
+    """
     starting = asyncio.ensure_future(start(deployment, port or free_port(), monkeypatch))
     told = ""
     try:
         async with asyncio.timeout(DEADLINE_S):
-            while "waits for its manager" not in told:
+            while said not in told:
                 assert not starting.done()
                 try:
                     await admin.ask(deployment.admin_socket, "status")
@@ -279,22 +286,82 @@ async def test_a_front_that_waits_for_its_manager_answers_scrapes(
     assert "farside_serving_has_plan 0.0" in lines
 
 
+async def health(deployment: Deployment) -> tuple[int, int, int]:
+    """What its door says to who asks whether it lives, whether it is ready, and for an inference."""
+    body = b'{"inputs": [{"name": "input", "datatype": "FP32", "shape": [1, 3], "data": [1, 2, 3]}]}'
+    port = http_port(deployment)
+    live, _, _ = await ask(port, "/v2/health/live")
+    ready, _, _ = await ask(port, "/v2/health/ready")
+    inferred, _, _ = await ask(port, f"/v2/models/{MODELS[0]}/infer", body)
+    return live, ready, inferred
+
+
+def http_port(deployment: Deployment) -> int:
+    return int(deployment.http.rpartition(":")[2])
+
+
 @in_loop
 async def test_a_front_that_waits_for_its_manager_says_that_it_lives_and_refuses_requests(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     deployment = deployment_in(tmp_path)
-    body = b'{"inputs": [{"name": "input", "datatype": "FP32", "shape": [1, 3], "data": [1, 2, 3]}]}'
     async with waiting_for_its_manager(deployment, monkeypatch):
-        port = int(deployment.http.rpartition(":")[2])
-        live, ready, inferred = [
-            (await ask(port, path, given))[0]
-            for path, given in (
-                ("/v2/health/live", None), ("/v2/health/ready", None), (f"/v2/models/{MODELS[0]}/infer", body)
-            )
-        ]  # fmt: skip
+        assert await health(deployment) == (200, 503, 503)
 
-    assert (live, ready, inferred) == (200, 503, 503)
+
+@pytest.mark.parametrize("ran", [True, False], ids=["a_plan_ran", "none_ran"])
+@in_loop
+async def test_so_does_one_whose_manager_takes_its_question_and_stays_silent(
+    ran: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port, deployment = free_port(), deployment_in(tmp_path)
+    if ran:
+        plan_that_ran(tmp_path)
+    with open_listener(f"tcp:127.0.0.1:{port}"):
+        async with waiting_for_its_manager(deployment, monkeypatch, port, "is starting") as (told, _):
+            seen = await health(deployment)
+
+    assert told == "t is starting", "it has not given up to hear from its manager"
+    assert seen == (200, 503, 503)
+
+
+@in_loop
+async def test_a_front_that_is_ended_while_it_waits_for_its_manager_hangs_up_on_its_clients(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deployment = deployment_in(tmp_path)
+    async with waiting_for_its_manager(deployment, monkeypatch):
+        reader, writer = await asyncio.open_connection("127.0.0.1", http_port(deployment))
+        writer.write(b"GET /v2/health/live HTTP/1.1\r\nHost: h\r\n\r\n")
+        answer = await reader.readuntil(b"\r\n")
+        await reader.readuntil(b"\r\n\r\n")
+    writer.write(b"GET /v2/health/live HTTP/1.1\r\nHost: h\r\n\r\n")
+    with pytest.raises((asyncio.IncompleteReadError, ConnectionResetError)):
+        await reader.readuntil(b"HTTP/1.1")
+    writer.close()
+
+    assert answer.startswith(b"HTTP/1.1 200")
+
+
+@in_loop
+async def test_doors_of_a_start_that_fails_stop_before_anything_else_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started, close, seen = counting_starts(monkeypatch), Fleet.close, list[bool]()
+
+    async def closing(fleet: Fleet) -> None:
+        seen.extend(door.is_stopping for door in started)
+        await close(fleet)
+
+    monkeypatch.setattr(Fleet, "close", closing)
+    with_a_late_failure(monkeypatch)
+    port, deployment = free_port(), deployment_in(tmp_path)
+    with manager(port, (204, "")) as there:
+        with_a_lease(there)
+        with pytest.raises(FarsideError, match="no plan is led to"):
+            await start(deployment, port, monkeypatch)
+
+    assert seen == [True]
 
 
 def counting_starts(monkeypatch: pytest.MonkeyPatch) -> list[DoorServer]:
@@ -327,16 +394,13 @@ async def test_a_front_that_has_waited_for_its_manager_starts_as_any_other(
 async def test_a_start_that_fails_after_its_doors_have_opened_leaves_the_leases_of_a_plan_that_ran(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def failing(*_: object) -> bool:
-        raise FarsideError("the plan is not taken over")
-
-    monkeypatch.setattr(Controller, "resume", failing)
+    with_a_late_failure(monkeypatch)
     started, state = counting_starts(monkeypatch), plan_that_ran(tmp_path)
     port, deployment = free_port(), deployment_in(tmp_path)
     async with waiting_for_its_manager(deployment, monkeypatch, port) as (_, starting):
         with manager(port, (204, "")) as there:
             with_a_lease(there)
-            with pytest.raises(FarsideError, match="the plan is not taken over"):
+            with pytest.raises(FarsideError, match="no plan is led to"):
                 await starting
 
     assert started, "its doors have opened"

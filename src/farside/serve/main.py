@@ -6,8 +6,8 @@ import socket
 import statistics
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -343,32 +343,43 @@ async def _serve(grounds: _Grounds, stack: AsyncExitStack, ended: asyncio.Event)
         registry = serving_registry(service, lambda: _starting(grounds, keeper) if told is None else told.status())
         stack.callback((await serve_metrics(deployment.metrics, registry)).close)
     await stack.enter_async_context(admin.serve(deployment.admin_socket, {"status": status}))
-    # 3. Then the devices, and what serves on them. While the manager is away clients hear at once that nothing does.
+    # 3. Then the devices, and what serves on them. Until then clients of leases hear that nothing does, also while the
+    # manager does not answer.
     has_started = asyncio.Event()
-    if keeper is not None:
-        if not await keeper.claim(ended, partial(_start_doors, doors, service)):
-            return
-        stack.push_async_callback(_end_leases, keeper, state, has_started, before)
-    own = {} if grounds.driver is None else _own_sites(grounds.driver, grounds.devices)
-    fleet = Fleet(
-        own if keeper is None else keeper.sites, grounds.models, sizes, pool, longest_s=max(slo_s.values()),
-        prepare_s=deployment.prepare_s, prepare_pct=deployment.prepare_pct,
-    )  # fmt: skip
-    stack.push_async_callback(fleet.close)
-    controller = _controller(grounds, fleet, pool, planner, keeper, state, before)
-    stack.push_async_callback(controller.close)
-    told = _Told(grounds, fleet, controller, pool, keeper)
-    if keeper is not None:
-        keeper.serves(lambda: fleet.in_use, fleet.serves, lambda: report_of(_front(deployment), told.status()))
-        await stack.enter_async_context(beside(keeper.run, _task_failed))
-    if before is None or not await controller.resume(before.plan):
-        await controller.start(grounds.plan, found=found, own_rates=None if before is None else deployment.rates)
-    await stack.enter_async_context(beside(controller.run, _task_failed))
-    await stack.enter_async_context(beside(keep_aside, _task_failed))
-    await _start_doors(doors, service)
-    for door in doors:
-        stack.push_async_callback(door.stop, _GRACE_S)
-    has_started.set()
+    async with _ending_first(doors, stack):
+        if keeper is not None:
+            await _start_doors(doors, service)
+            if not await keeper.claim(ended):
+                return
+            stack.push_async_callback(_end_leases, keeper, state, has_started, before)
+        own = {} if grounds.driver is None else _own_sites(grounds.driver, grounds.devices)
+        fleet = Fleet(
+            own if keeper is None else keeper.sites, grounds.models, sizes, pool, longest_s=max(slo_s.values()),
+            prepare_s=deployment.prepare_s, prepare_pct=deployment.prepare_pct,
+        )  # fmt: skip
+        stack.push_async_callback(fleet.close)
+        controller = _controller(grounds, fleet, pool, planner, keeper, state, before)
+        stack.push_async_callback(controller.close)
+        told = _Told(grounds, fleet, controller, pool, keeper)
+        if keeper is not None:
+            keeper.serves(lambda: fleet.in_use, fleet.serves, lambda: report_of(_front(deployment), told.status()))
+            await stack.enter_async_context(beside(keeper.run, _task_failed))
+        if before is None or not await controller.resume(before.plan):
+            await controller.start(grounds.plan, found=found, own_rates=None if before is None else deployment.rates)
+        await stack.enter_async_context(beside(controller.run, _task_failed))
+        await stack.enter_async_context(beside(keep_aside, _task_failed))
+        await _start_doors(doors, service)
+        has_started.set()
+
+
+@asynccontextmanager
+async def _ending_first(doors: Sequence[DoorServer], stack: AsyncExitStack) -> AsyncIterator[None]:
+    """Ends ``doors`` before all that ``stack`` ends, and at once where the body fails."""
+    async with AsyncExitStack() as ending:
+        for door in doors:
+            ending.push_async_callback(door.stop, _GRACE_S)
+        yield
+        stack.push_async_exit(ending.pop_all())
 
 
 async def _start_doors(doors: Sequence[DoorServer], service: Service) -> None:

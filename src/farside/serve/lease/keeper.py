@@ -6,7 +6,7 @@ Without the manager the deployment goes on with the leases that it has.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -257,14 +257,10 @@ class LeaseKeeper:
 
     # ---- its loop
 
-    async def claim(self, ended: asyncio.Event, on_away: Callable[[], Awaitable[None]] | None = None) -> bool:
+    async def claim(self, ended: asyncio.Event) -> bool:
         """Tells the manager of this deployment for the first time, and finds the leases that it has.
 
         A manager that does not answer is waited for; False where ``ended`` was set before it did.
-
-        Args:
-            ended: Set where it is to wait no longer.
-            on_away: Called once where the manager does not answer.
 
         Raises:
             FarsideError: The name is another front's, or the manager refuses to say which leases there are.
@@ -274,11 +270,9 @@ class LeaseKeeper:
                 await self._tell()
                 await self.look()
             except PeerError as error:
-                is_first, self.away = not self.away, str(error)
-                if is_first:
+                if not self.away:
                     _log.warning("the manager does not answer; the deployment starts once it does", why=str(error))
-                    if on_away is not None:
-                        await on_away()
+                self.away = str(error)
                 notify_systemd(_WAITING)
             else:
                 self._is_back()
