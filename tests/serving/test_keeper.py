@@ -222,20 +222,32 @@ async def test_why_a_lease_was_lost_is_told_in_its_pause_and_as_long_as_one_is_l
     assert told == ["lease 7: its node is lost", "lease 7: its node is lost", ""]
 
 
+@pytest.mark.parametrize(
+    ("state", "exit_code", "signal", "told"),
+    [
+        ("failed", 2, None, "; /models/serve-t-7.log there says why"),
+        ("failed", None, 11, "; /models/serve-t-7.log there says why"),
+        ("failed", None, None, ""),
+        ("cancelled", None, 15, ""),
+        ("cancelled", 2, None, ""),
+    ],
+)
 @in_loop
-async def test_a_lease_whose_worker_has_ended_names_the_log_that_says_why() -> None:
+async def test_a_lease_whose_worker_has_failed_names_the_log_that_says_why_and_a_cancelled_one_none(
+    state: str, exit_code: int | None, signal: int | None, told: str
+) -> None:
     port = free_port()
     with manager(port, (204, "")) as there:
         keeper = keeper_of(port)
         keeper.want(1)
         await keeper.look()
         there.job = {
-            **WAITING, "state": "failed", "reason": "rank 0 on n1 ended with exit code 2",
-            "tasks": [{"exit_code": 2, "output": "/models/serve-t-7.log"}],
+            **WAITING, "state": state, "reason": "its reason",
+            "tasks": [{"exit_code": exit_code, "signal": signal, "output": "/models/serve-t-7.log"}],
         }  # fmt: skip
         await keeper.look()
 
-    assert keeper.problem == "lease 7: rank 0 on n1 ended with exit code 2; /models/serve-t-7.log there says why"
+    assert keeper.problem == f"lease 7: its reason{told}"
 
 
 class Clock:

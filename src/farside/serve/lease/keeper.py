@@ -445,7 +445,8 @@ class LeaseKeeper:
         del self._held[job_id]
         self._given_back.discard(job_id)
         if not one.is_asked_back and one.phase in ("failed", "cancelled"):
-            log = next((task["output"] for task in one.job.get("tasks", ()) if task["exit_code"]), "")
+            tasks = one.job.get("tasks", ()) if one.phase == "failed" else ()
+            log = next((task["output"] for task in tasks if task["exit_code"] or task.get("signal")), "")
             where = f"; {log} there says why" if log else ""
             self.problem = f"lease {job_id}: {one.job['reason'] or one.phase}{where}"
             self._paused_until_s = self._loop.time() + PAUSE_S
