@@ -380,6 +380,7 @@ async def test_a_lease_that_was_given_back_without_an_answer_is_replaced_at_once
         (429, "7", [7.0, 7.0, 7.0]),
         (429, "", [1.0, 2.0, 4.0]),
         (429, "99999999", [AGAIN_S_MAX] * 3),
+        (429, "9" * 5000, [1.0, 2.0, 4.0]),
         (409, "7", [60.0, 60.0, 60.0]),
     ],
 )

@@ -28,6 +28,7 @@ from farside.tls import TlsFiles, client_tls, tls_problem
 STANDARD = "unix:/run/farside/manager.sock"
 SOCKET_IN_STATE = "manager.sock"
 LIMIT_S = 60.0
+_AGAIN_DIGITS_MAX = 9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,5 +252,6 @@ def _read(status: int, text: bytes, again_in_s: str, where: str) -> Any:
         raise PeerError(str(detail), code=status)
     if status == 422:
         raise ConfigError(str(detail))
-    seconds = int(again_in_s) if again_in_s.isdecimal() else 0  # a date is of another server
+    # A date is of another server, and so is what is longer, which int() may refuse.
+    seconds = int(again_in_s) if again_in_s.isdecimal() and len(again_in_s) <= _AGAIN_DIGITS_MAX else 0
     raise RefusedError(str(detail), code=status, again_in_s=seconds)
