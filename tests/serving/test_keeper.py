@@ -413,6 +413,24 @@ async def test_a_lease_that_the_manager_does_not_take_for_now_is_asked_for_when_
     assert keeper.problem == ""
 
 
+@in_loop
+async def test_a_refusal_of_another_kind_ends_a_row_of_those_for_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    port = free_port()
+    with manager(port, (204, "")) as there:
+        there.of_deployment = []
+        keeper = keeper_of(port)
+        clock, _ = on_running(keeper, there, monkeypatch)
+        keeper.want(1)
+        pauses_s = list[float]()
+        for code in (429, 429, 409, 429):
+            there.refusal = code, {"detail": "no"}
+            await keeper.look()
+            pauses_s.append(keeper._paused_until_s - clock.now_s)
+            clock.now_s = keeper._paused_until_s
+
+    assert pauses_s == [1.0, 2.0, 60.0, 1.0]
+
+
 @pytest.mark.parametrize("is_before", [False, True])
 @in_loop
 async def test_a_look_asks_for_all_leases_at_once_unless_the_manager_is_of_the_version_before(is_before: bool) -> None:

@@ -503,6 +503,8 @@ class LeaseKeeper:
                 if isinstance(error, RefusedError) and error.code == _LATER:
                     self._later = self._later.and_one(now_s, LOOK_S)
                     again_in_s = min(error.again_in_s, AGAIN_S_MAX) or self._later.until_s - now_s
+                else:
+                    self._later = Failures()
                 self._paused_until_s = now_s + again_in_s
                 _log.warning("the manager takes no lease", why=str(error), again_in_s=again_in_s)
                 return
