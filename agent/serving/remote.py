@@ -67,7 +67,8 @@ async def start_remote_executor(
     """An executor at a worker, as `start_executor` makes one here; models have their paths there.
 
     Raises:
-        ServeError: The worker can't be reached or has none of the keys, or the executor did not become ready.
+        NoCommonKey: The worker has hung up on each of the keys.
+        ServeError: It can't be reached, or does not answer, or the executor did not become ready.
     """
     reader, writer, wire = await connect(address)
     wanted = Open(

@@ -222,8 +222,9 @@ class _Room:
 
     def _free_ports(self, job: LiveJob, address: str) -> Iterator[int]:
         """Those that nobody has there. Not first those of the start before, which may linger."""
-        # Different jobs, and the starts of one job, begin their search at different ports. So do, by the time, jobs of
-        # other managers with agents on that machine, of whose ports nothing is known here.
+        # Different jobs, and the starts of one job, begin their search at different ports. The time of the submission
+        # is added because another manager may have jobs of the same numbers on that machine, whose ports this one does
+        # not know.
         first = job.sequence + int(job.submit_s) + job.start * 101
         for more in range(PORTS):
             port = FIRST_PORT + (first + more) % PORTS

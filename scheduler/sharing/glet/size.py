@@ -20,7 +20,7 @@ ROUNDING = 1e-9
 _STEP_LEAST = 0.05
 # Of what is computed anew when it is gone: entries of each kind.
 KEPT_MAX = 20_000
-# And of those with a number for each batch, so many numbers: about 128 MB.
+# Numbers in the entries of each kind that has one for each batch: about 128 MB a kind.
 NUMBERS_MAX = 4_000_000
 
 

@@ -252,7 +252,13 @@ class LeaseKeeper:
         self, in_use: Callable[[], AbstractSet[int]], has_executor: Callable[[int], bool],
         report: Callable[[], DeploymentBody],
     ) -> None:  # fmt: skip
-        """Takes who knows which devices have executors, started or not, on which one runs, and who makes the report."""
+        """Takes what it asks of the front.
+
+        Args:
+            in_use: Devices with executors, started or not.
+            has_executor: Whether one runs on a device.
+            report: Makes the report.
+        """
         self._in_use, self._has_executor, self._report = in_use, has_executor, report
 
     # ---- its loop
