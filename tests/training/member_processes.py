@@ -73,9 +73,7 @@ def _forked(case: Case, rank: int) -> int:
             _member(case, rank)
         except BaseException:
             traceback.print_exc()
-            os._exit(1)
-        # Python's own end takes as long as the training, and has a test of its own.
-        os._exit(0)
+        os._exit(1)
     return pid
 
 
@@ -88,6 +86,9 @@ def _member(case: Case, rank: int) -> None:
         optimizer.step()
     end()
     torch.save(parameters_of(model), case.path / f"{case.name}.{rank}")
+    # Here, as what is local may not end: a group of gloo waits for its threads with the lock that one of them wants.
+    # And Python's own end takes as long as the training, and has a test of its own.
+    os._exit(0)
 
 
 class Called:
