@@ -27,13 +27,13 @@ from farside.scheduler.ledger import Ledger
 from farside.scheduler.lent_memory import LentMemory
 from farside.scheduler.maintenance_window import MaintenanceWindow
 from farside.scheduler.model_zoo import skew_of
-from farside.scheduler.order.policy import NEAR_S, OrderPolicy, OrderTraits
+from farside.scheduler.order.policy import EDGE_S, NEAR_S, OrderPolicy, OrderTraits
 from farside.scheduler.order.priority_share import TenantOrder
 from farside.scheduler.placement.measured_speed import MeasuredStart
 from farside.scheduler.placement.policy import PlacementPolicy
 from farside.scheduler.placement.slowdown_sample import Sample
 from farside.scheduler.quota_use import QuotaUse
-from farside.scheduler.running import EDGE_S
+from farside.scheduler.running import EARLY_S
 from farside.scheduler.slowdown import spread_of
 from farside.scheduler.state import Allocation, Job, Node, Reservation
 from farside.scheduler.table import JobTable
@@ -252,7 +252,10 @@ class Domain:
         return True
 
     def watch(self, rows: list[int], now_s: float) -> list[float]:
-        """Seconds until each of these jobs, which started, stopped or crossed, has to `cross`; infinite: never."""
+        """Seconds until each of these jobs, which started, stopped or crossed, has to `cross`; infinite: never.
+
+        One that waits and is due already, the next cycle looks at: it has to run, whatever happens.
+        """
         jobs = self.roster.figures(rows, now_s)
         after_s = self.rules.order.next_change_s(jobs)
         # Where jobs have crossed, the next cycle moves them in the list before it reads any rank: ranks of now would be
@@ -263,19 +266,22 @@ class Domain:
         for row, change_s in zip(rows, listed, strict=True):
             if row in self.running:
                 self.book.foresee(row, now_s + change_s)
+            elif change_s <= EDGE_S:
+                self.queue.touch()
+                self.queue.note_due(row)
         return listed
 
     def cross(self, row: int, now_s: float, reached_s: float | None = None) -> None:
         """Handle a job that reached the time of `watch`. If it runs, it goes to the tail of the next queue.
 
-        ``reached_s``: when that was, where this domain was not told of it before; None: now.
+        ``reached_s``: when that was, where this domain was not told of it by `watch`; None: it was, or it is now.
         """
         self.queue.touch()
         if row not in self.running:
             self.queue.note_due(row)
         # Not if `notice` has let it fall already: its next threshold is later.
-        elif self.book.is_crossing(row, now_s):
-            self._fall(row, now_s if reached_s is None else reached_s)
+        elif (at_s := self.book.reached_s(row, now_s)) < math.inf:
+            self._fall(row, at_s if reached_s is None else reached_s)
 
     def _fall(self, row: int, at_s: float) -> None:
         self.book.forget_change(row)
@@ -294,7 +300,7 @@ class Domain:
             jobs = self.roster.figures([row for _, row in early], now_s)
             after_s = self.rules.order.next_change_s(jobs).tolist()
             for (at_s, row), change_s in zip(early, after_s, strict=True):
-                if now_s + change_s > at_s + EDGE_S:  # the policy speaks of the one after
+                if now_s + change_s > at_s + EARLY_S:  # the policy speaks of the one after
                     self.queue.touch()
                     self._fall(row, at_s)
                 self.book.foresee(row, now_s + change_s)

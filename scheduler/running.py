@@ -27,7 +27,7 @@ from farside.scheduler.table import Floats, JobColumns
 from farside.scheduler.waiting import Rank
 
 # So long before a threshold a job is ranked at each reading: policies see one a little early (`NEAR_S`).
-EDGE_S = 1e-3
+EARLY_S = 1e-3
 # Bounds that are replaced at once to begin with: that many cost hardly more than one.
 BATCH = 8
 # From so many on, the whole list is made anew.
@@ -138,7 +138,7 @@ class RunningOrder:
         self, rows: list[int], keys: Sequence[Floats], motions: list[int], change_s: Floats, now_s: float
     ) -> list[int]:
         """Store those of these rows whose rank stays valid for a while; returns the indices of the others."""
-        until_s: list[float] = (change_s - EDGE_S).tolist()
+        until_s: list[float] = (change_s - EARLY_S).tolist()
         ranks = zip(*(key.tolist() for key in keys), strict=True)
         entered: list[_Entry] = []
         free: list[int] = []

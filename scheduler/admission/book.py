@@ -11,7 +11,7 @@ from farside.scheduler.maintenance_window import MaintenanceWindow, closed_gpus
 from farside.scheduler.placement.backed import backed
 from farside.scheduler.placement.recall import least_recall
 from farside.scheduler.quota_use import QuotaUse
-from farside.scheduler.running import EDGE_S, RunningOrder
+from farside.scheduler.running import EARLY_S, RunningOrder
 from farside.scheduler.state import Allocation, Demand, Node
 from farside.scheduler.table import Floats, JobColumns
 from farside.scheduler.waiting import Rank
@@ -169,14 +169,15 @@ class Book:
         """Forget the expected threshold of a job."""
         self._changes_s.pop(row, None)
 
-    def is_crossing(self, row: int, now_s: float) -> bool:
-        """Whether a running job has reached its expected threshold."""
-        return self._changes_s.get(row, now_s) <= now_s + EDGE_S
+    def reached_s(self, row: int, now_s: float) -> float:
+        """When a running job reached its expected threshold; now where none is known, infinite where it has not."""
+        at_s = self._changes_s.get(row, now_s)
+        return min(at_s, now_s) if at_s <= now_s + EARLY_S else math.inf
 
     def take_crossing(self, now_s: float) -> list[tuple[float, int]]:
         """Running jobs that have reached their thresholds by now, with the times."""
         found: list[tuple[float, int]] = []
-        while self._next_changes and self._next_changes[0][0] <= now_s + EDGE_S:
+        while self._next_changes and self._next_changes[0][0] <= now_s + EARLY_S:
             at_s, row = heapq.heappop(self._next_changes)
             if row in self.running and self._changes_s.get(row) == at_s:
                 found.append((at_s, row))

@@ -131,7 +131,7 @@ class Queue:
 
     def take_due(self) -> list[int]:
         """Waiting jobs that may have starved since the last cycle."""
-        due, self._due = self._due, []
+        due, self._due = dict.fromkeys(self._due), []
         return [row for row in due if row in self.waiting]
 
     def longest_waiting(self, now_s: float, why_capped: Callable[[int], str]) -> int:

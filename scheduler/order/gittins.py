@@ -131,9 +131,9 @@ class Gittins(Las):
 
 
 def attained_gpu_s(jobs: JobColumns) -> Floats:
-    """Attained service to a hundred-thousandth, so that jobs that fell at one limit have the same index.
+    """Attained service to a ten-thousandth, so that jobs that fell at one limit have the same index.
 
     Their seconds are sums of other fractions, and a rounding error would otherwise decide which of them goes first.
     """
-    found: Floats = (jobs.executed_s * jobs.gpus).round(5)
+    found: Floats = (jobs.executed_s * jobs.gpus).round(4)
     return found

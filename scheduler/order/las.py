@@ -30,7 +30,7 @@ from farside.scheduler.order.policy import FREE, NEAR_S, STILL, Motions, OrderTr
 from farside.scheduler.table import Floats, JobColumns
 from farside.units import format_seconds
 
-SHORTEST_S = 1e-3  # an interval as short as the edge would be over before it began
+SHORTEST_S = 1e-3  # one as short as `NEAR_S` would be over before it began
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

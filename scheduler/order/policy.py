@@ -26,7 +26,7 @@ FREE = 2  # any way; or a key is NaN, which compares with nothing
 INNER = 3  # any way, but for the first key, which stands still; the others are finite
 
 EDGE_S = 1e-6
-"""So much too early a clock may look for a time that was told it: fractions of seconds do not add up exactly."""
+"""A clock may report a time so much too early: fractions of seconds do not add up exactly."""
 NEAR_S = 2e-6
 """A threshold so near is reached: a clock may be early, and seconds since 1970 are rounded to a quarter of `EDGE_S`."""
 

@@ -26,7 +26,7 @@ from farside.scheduler.order.policy import NEAR_S, STILL, Motions, OrderTraits
 from farside.scheduler.table import Floats, JobColumns
 from farside.units import format_seconds
 
-SHORTEST_S = 1e-3  # one as short as the edge would be over before it began
+SHORTEST_S = 1e-3  # one as short as `NEAR_S` would be over before it began
 UNTOUCHED, WAITING, USED = 0.0, 1.0, 2.0
 
 

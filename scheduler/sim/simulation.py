@@ -326,7 +326,7 @@ class Simulation:
             domain = self.domains[self.jobs[row].job.vc]
             touched[domain.name] = domain
             domain.cross(row, now_s)
-            self._watch(domain, [row], now_s)
+            self._watch(domain, [row], now_s, is_told=True)
 
     def _at_ticks(self, touched: dict[str, Domain], ticked: dict[str, Domain], now_s: float) -> dict[str, Domain]:
         """Domains whose cycle runs now; the other touched domains get a tick at its next time."""
@@ -407,13 +407,17 @@ class Simulation:
         if domain.traits.is_preemptive and row in domain.running and domain.running[row].until_s > now_s:
             self._wake(domain.name, domain.running[row].until_s)
 
-    def _watch(self, domain: Domain, rows: list[int], now_s: float) -> None:
-        """Notes when the policy, or the end of a minimum run time, wants the cycle to look at these again."""
+    def _watch(self, domain: Domain, rows: list[int], now_s: float, *, is_told: bool = False) -> None:
+        """Notes when the policy, or the end of a minimum run time, wants the cycle to look at these again.
+
+        ``is_told``: The cycle runs for what they have reached.
+        """
         if not domain.traits.has_thresholds:
             return
         for row, change_s in zip(rows, domain.watch(rows, now_s), strict=True):
-            # What the clock takes for now counts as reached in the cycle that follows: an event for it would come at
-            # once, again and again.
+            # An event for what the clock takes for now would come at once, again and again.
             if now_s + EDGE_S < now_s + change_s < math.inf:
                 after_s = math.ceil(change_s - EDGE_S) if self._is_in_whole_seconds else change_s
                 heapq.heappush(self._heap, (now_s + after_s, Kind.CROSS, row, self._starts[row]))
+            elif change_s < math.inf and row in domain.waiting and not is_told:
+                self._wake(domain.name, now_s)

@@ -15,6 +15,7 @@ from farside.errors import ConfigError
 from farside.scheduler.admission.figures import Figures
 from farside.scheduler.admission.history import History
 from farside.scheduler.domain import Domain, Rules
+from farside.scheduler.order.policy import NEAR_S
 from farside.scheduler.predict.estimator import Estimator
 from farside.scheduler.settings import suggestion
 from farside.scheduler.slurm.job_memory import Memory, Past, limit_s_of
@@ -111,7 +112,7 @@ class SlurmDomain:
         self.domain.resize(tuple(node for node in nodes if node.name in taking))
         for row, job in self.jobs.items():
             change_at_s = memory.jobs[job.job_id].change_at_s
-            if change_at_s <= self._now_s:
+            if change_at_s <= self._now_s + NEAR_S:
                 self.domain.cross(row, self._now_s, change_at_s)
         # Now: after the cycle, the domain has what was decided, and that is so only once Slurm says so.
         rows = list(self.jobs)

@@ -1,6 +1,6 @@
 """A running job that falls to another queue between two events is seen to have fallen by whatever comes next."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import pytest
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from farside.scheduler.admission.queue import Queue
 from farside.scheduler.cycle import run_cycle
-from farside.scheduler.domain import Rules
+from farside.scheduler.domain import Domain, Rules
 from farside.scheduler.order.gittins import Gittins
 from farside.scheduler.order.las import Las
 from farside.scheduler.order.policy import OrderPolicy
@@ -20,6 +20,7 @@ from farside.scheduler.placement.count_only import CountOnly
 from farside.scheduler.placement.policy import PlacementPolicy
 from farside.scheduler.sim.result.digest import Digest
 from farside.scheduler.sim.simulation import Run, Simulation
+from farside.scheduler.state import Action, Promote
 from farside.scheduler.waiting import Rank
 from tests.support.traces import flat_cluster, trace
 
@@ -101,22 +102,41 @@ def test_a_gang_that_falls_with_another_a_rounding_error_before_its_limit_is_in_
     assert [run.preemptions for run in runs] == [2, 2, 2, 2]
 
 
+@pytest.mark.parametrize("told", ["by the clock", "by a cycle"])
 @pytest.mark.parametrize(("apart_s", "first"), [(10.0, 1), (1e-7, 0)])
-def test_jobs_stand_in_the_next_queue_as_they_fell_and_by_submission_if_together(apart_s: float, first: int) -> None:
-    """Both have fallen by the tick at 180, the second before the first; of two in a queue the last is preempted."""
+def test_jobs_stand_in_the_next_queue_as_they_fell_and_by_submission_if_together(
+    told: str, apart_s: float, first: int
+) -> None:
+    """Both have fallen when that is noticed, at 180, the second before the first."""
     begins_s = (0.0, 70.0 - apart_s)
-    rows = [(begins_s[0], 1000.0, 1), (begins_s[1], 1000.0, 2), (150.0, 30.0, 2)]
+    jobs = trace([(begins_s[0], 1000.0, 1), (begins_s[1], 1000.0, 2)])
     rules = Rules(order=Las(limits_gpu_s=(140.0,)), placement=CountOnly())
-    domain = Simulation(flat_cluster(1, 3), rules, trace(rows)).domains[""]
-    for row, one in enumerate(trace(rows)[:2]):
+    domain = Simulation(flat_cluster(1, 3), rules, jobs).domains[""]
+    for row, one in enumerate(jobs):
         domain.submit(row, one.job, remaining_s=1000.0, predicted_gpu_s=1.0)
         run_cycle(domain, begins_s[row])
         domain.watch([row], begins_s[row])
 
+    for row in range(2) if told == "by the clock" else ():
+        domain.cross(row, 180.0)
     domain.notice(180.0)
 
     position = domain.table.position
     assert (position[0] < position[1]) == (first == 0)
+
+
+def test_a_job_that_has_starved_before_its_wait_begins_is_promoted_at_once() -> None:
+    """The third waits 76 s in the first queue, runs 40 s, falls, and loses its GPU to the fourth at that moment."""
+    rows = [(0.0, 39.0, 1), (1.0, 39.0, 1), (2.0, 100.0, 1), (100.0, 200.0, 1)]
+    promoted: list[tuple[float, int]] = []
+
+    def note(now_s: float, _: Domain, actions: Sequence[Action]) -> None:
+        promoted.extend((now_s, action.row) for action in actions if isinstance(action, Promote))
+
+    rules = Rules(order=Las(limits_gpu_s=(40.0,), promote_knob=1.0), placement=CountOnly())
+    Simulation(flat_cluster(1, 1), rules, trace(rows), observers=[note]).run()
+
+    assert promoted[0] == (118.0, 2)
 
 
 @contextmanager

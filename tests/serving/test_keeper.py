@@ -585,11 +585,16 @@ async def test_a_lease_whose_worker_hangs_up_on_a_line_that_was_lost_is_kept_whi
             await keeper.look()
             usable.append(set(keeper.usable))
         asked = there.changed()
+        for _ in range(FAILURES_SAID):
+            await keeper.look()
+        told = keeper.lease_problem
         runs = False
         await keeper.look()
 
     assert usable == [{0}] * REFUSALS_MAX
     assert asked == ["POST /v1/jobs"]
+    assert "key_file" in told
+    assert "does not answer" not in told
     assert keeper.usable == set()
 
 
@@ -624,6 +629,32 @@ async def test_a_lease_whose_worker_does_not_answer_for_long_is_replaced_where_e
     assert told == "lease 7: its worker on n1 does not answer"
     assert there.changed()[len(left[0]) :] == (["POST /v1/jobs/8/cancel"] if runs else [])
     assert (set(keeper.usable), keeper.leaving, keeper.lease_problem) == ({0}, {}, "")
+
+
+@in_loop
+async def test_of_a_worker_that_answers_again_nothing_is_told_while_a_lease_is_lacking(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def silent(_: object) -> Line:
+        raise ServeError("no answer within 10 s")
+
+    port = free_port()
+    with manager(port, (204, "")) as there:
+        keeper = keeper_of(port)
+        _, lines = on_running(keeper, there, monkeypatch)
+        there.refusal = (409, {"detail": "the queue is closed"})
+        keeper.want(2)
+        await keeper.look()
+        lines[0].is_up = False
+        with monkeypatch.context() as patched:
+            patched.setattr(keeper_module, "connect_worker", silent)
+            for _ in range(FAILURES_SAID):
+                await keeper.look()
+            told = keeper.lease_problem
+        await keeper.look()
+
+    assert told == "no lease: the queue is closed; lease 7: its worker on n1 does not answer"
+    assert keeper.lease_problem == "no lease: the queue is closed"
 
 
 @in_loop

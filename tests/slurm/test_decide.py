@@ -170,14 +170,18 @@ def test_what_was_served_before_a_requeue_counts() -> None:
     assert decided(seen, memory, **LAS).queue == ("3", "1")
 
 
-def test_jobs_that_fall_in_one_turn_stand_in_their_new_queue_by_when_they_came() -> None:
+@pytest.mark.parametrize(("earlier_s", "first"), [(0.0, "1"), (2.4e-7, "1"), (3.0, "2")])
+def test_jobs_that_fell_since_the_last_turn_stand_as_they_fell_and_by_submission_if_together(
+    earlier_s: float, first: str
+) -> None:
     seen = snapshot(running(1, ("gn1", 4), since_s=10_000), running(2, ("gn2", 4), since_s=10_000))
     falling = Past(is_running=True, since_s=NOW_S - 10_000, change_at_s=NOW_S)
-    memory = Memory(at_s=NOW_S - 5, jobs={"1": replace(falling, place=1.0), "2": replace(falling, place=0.0)})
+    second = replace(falling, place=0.0, change_at_s=NOW_S - earlier_s)
+    memory = Memory(at_s=NOW_S - 5, jobs={"1": replace(falling, place=1.0), "2": second})
 
     places = {job_id: past.place for job_id, past in decided(seen, memory, **LAS).memory.jobs.items()}
 
-    assert places["1"] < places["2"]
+    assert min(places, key=places.__getitem__) == first
 
 
 # ---------------------------------------------------------------- the gate

@@ -86,8 +86,8 @@ def _member(case: Case, rank: int) -> None:
         optimizer.step()
     end()
     torch.save(parameters_of(model), case.path / f"{case.name}.{rank}")
-    # Here, as what is local may not end: a group of gloo waits for its threads with the lock that one of them wants.
-    # And Python's own end takes as long as the training, and has a test of its own.
+    # It ends here: a group of gloo that is destroyed may wait, with Python's lock, for a thread that wants the lock.
+    # Python's own end takes as long as the training besides, and has a test of its own.
     os._exit(0)
 
 

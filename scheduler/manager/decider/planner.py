@@ -226,7 +226,7 @@ class Planner:
                     domain.touch()
             elif row in self._domains.ids and row in (domain := self.domain_of(self._domains.job_at(row))).jobs:
                 domain.cross(row, now_s)
-                self._watch([row], now_s)
+                self._watch([row], now_s, is_told=True)
             else:
                 continue
             self._woken_by = self._woken_by or by_timer(timer)
@@ -294,14 +294,18 @@ class Planner:
 
     # ------------------------------------------------------------------ times
 
-    def _watch(self, rows: list[int], now_s: float) -> None:
+    def _watch(self, rows: list[int], now_s: float, *, is_told: bool = False) -> None:
+        """Set timers for when these jobs come to thresholds. ``is_told``: the cycle runs for what they have reached."""
         for domain in self.domains.values():
             own = [row for row in rows if row in domain.jobs]
             if not own or not domain.traits.has_thresholds:
                 continue
             for row, change_s in zip(own, domain.watch(own, now_s), strict=True):
-                if now_s + EDGE_S < now_s + change_s < math.inf:  # what is nearer, the cycle takes for reached
+                if now_s + EDGE_S < now_s + change_s < math.inf:
                     self._timers.watch(row, now_s + change_s)
+                elif change_s < math.inf and row in domain.waiting and not is_told:
+                    # At another time than this cycle's, by which readers of the log tell cycles apart.
+                    self._timers.watch(row, now_s + 2 * EDGE_S)
 
     # ------------------------------------------------------------------ in step
 

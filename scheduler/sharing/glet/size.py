@@ -20,7 +20,7 @@ ROUNDING = 1e-9
 _STEP_LEAST = 0.05
 # Of what is computed anew when it is gone: entries of each kind.
 KEPT_MAX = 20_000
-# Numbers in the entries of each kind that has one for each batch: about 128 MB a kind.
+# At most so many numbers in all entries of a kind that have one for each batch: about 128 MB.
 NUMBERS_MAX = 4_000_000
 
 

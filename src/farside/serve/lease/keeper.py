@@ -77,8 +77,13 @@ class _Held:
     failures: int = 0
     refusals: int = 0  # of all keys, in a row
     is_silent: bool = False  # though executors serve there: others can't be started
+    silence: str = ""  # what is said of a worker that does not answer
     is_ours: bool = False  # this front has asked for it
     unstarted: Failures = field(default_factory=Failures)  # executors
+
+    def forget_line(self) -> None:
+        """What went wrong with the line to its worker is over."""
+        self.failures, self.refusals, self.is_silent, self.silence = 0, 0, False, ""
 
     @property
     def is_unfit(self) -> bool:
@@ -216,7 +221,8 @@ class LeaseKeeper:
     def lease_problem(self) -> str:
         """What has become of leases that are lacking; empty where none is."""
         anothers = self._anothers and f"no lease is asked for or given back here: {self._anothers}"
-        return "; ".join(filter(None, (anothers, self.problem, self._unfit_problem)))
+        silences = [one.silence for one in self._held.values()]
+        return "; ".join(filter(None, (anothers, self.problem, self._unfit_problem, *silences)))
 
     def leases(self) -> tuple[Lease, ...]:
         """All but those that were given back, by number."""
@@ -402,7 +408,8 @@ class LeaseKeeper:
         lost = []
         for job_id, one in self._held.items():
             if one.phase != RUNNING:
-                one.unstarted, one.refusals, one.is_silent = Failures(), 0, False  # it may come to run elsewhere
+                one.unstarted = Failures()  # it may come to run elsewhere
+                one.forget_line()
             if one.phase != RUNNING or job_id in self._given_back:
                 self._hang_up(one)
             elif one.line is None or not one.line.is_up:
@@ -415,24 +422,20 @@ class LeaseKeeper:
             async with asyncio.timeout(CONNECT_S):
                 one.line = await connect_worker(address)
         except (FarsideError, TimeoutError) as error:
-            one.failures += 1
-            one.refusals = one.refusals + 1 if isinstance(error, NoCommonKey) else 0
-            one.is_silent |= one.failures >= FAILURES_SAID and self._has_executor(one.number)
+            if isinstance(error, NoCommonKey):
+                one.refusals += 1
+            else:
+                one.failures, one.refusals = one.failures + 1, 0
+                one.is_silent |= one.failures >= FAILURES_SAID and self._has_executor(one.number)
             if one.refusals == REFUSALS_MAX:
                 told = f"its worker on {one.node} has hung up {REFUSALS_MAX} times on each key of the front's key_file"
                 self._unfit_problem = f"lease {job_id}: {told}; give front and nodes the same file, or see its log"
                 _log.warning("a worker hangs up", gpu=one.number, job=job_id, node=one.node, why=str(error))
-            elif one.failures == FAILURES_SAID:
-                told = f"lease {job_id}: {silent_words(one.node, address.host, self._manager.endpoint)}"
-                if one.is_silent:
-                    self._unfit_problem = told  # another one that is asked for is no end of it
-                else:
-                    self.problem = told
+            elif one.failures >= FAILURES_SAID and not one.silence:
+                one.silence = f"lease {job_id}: {silent_words(one.node, address.host, self._manager.endpoint)}"
                 _log.warning("a worker does not answer", gpu=one.number, job=job_id, node=one.node, why=str(error))
             return
-        if one.failures >= FAILURES_SAID:
-            self.problem = ""
-        one.failures, one.refusals, one.is_silent = 0, 0, False
+        one.forget_line()
         self.sites[one.number] = self._settings.site_of(one.number, address)
         _log.info("a lease is ready", gpu=one.number, job=job_id, node=one.node)
 
