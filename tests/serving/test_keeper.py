@@ -268,6 +268,14 @@ class Line:
         self.is_up = False
 
 
+async def hanging_up(_: object) -> Line:
+    raise NoCommonKey("it has hung up on each key")
+
+
+async def silent(_: object) -> Line:
+    raise ServeError("no answer within 10 s")
+
+
 def on_running(keeper: LeaseKeeper, there: Answering, monkeypatch: pytest.MonkeyPatch) -> tuple[Clock, list[Line]]:
     """Has the lease run, and the keeper reach its worker, in a time of the test's."""
     clock, lines = Clock(), list[Line]()
@@ -568,9 +576,6 @@ async def test_a_lease_of_the_front_before_that_the_file_asks_for_otherwise_now_
 async def test_a_lease_whose_worker_hangs_up_on_a_line_that_was_lost_is_kept_while_an_executor_runs_there(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def refused(_: object) -> Line:
-        raise NoCommonKey("it has hung up on each key")
-
     port, runs = free_port(), True
     with manager(port, (204, "")) as there:
         keeper = keeper_of(port)
@@ -579,7 +584,7 @@ async def test_a_lease_whose_worker_hangs_up_on_a_line_that_was_lost_is_kept_whi
         await keeper.look()
         keeper.serves(lambda: {0}, lambda number: runs and number == 0, lambda: report(gpus=0, models=0, changes=0))
         lines[0].is_up = False
-        monkeypatch.setattr(keeper_module, "connect_worker", refused)
+        monkeypatch.setattr(keeper_module, "connect_worker", hanging_up)
         usable = list[set[int]]()
         for _ in range(REFUSALS_MAX):
             await keeper.look()
@@ -603,9 +608,6 @@ async def test_a_lease_whose_worker_hangs_up_on_a_line_that_was_lost_is_kept_whi
 async def test_a_lease_whose_worker_does_not_answer_for_long_is_replaced_where_executors_serve_unless_it_answers_again(
     runs: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def silent(_: object) -> Line:
-        raise ServeError("no answer within 10 s")
-
     port = free_port()
     with manager(port, (204, "")) as there:
         keeper = keeper_of(port)
@@ -635,9 +637,6 @@ async def test_a_lease_whose_worker_does_not_answer_for_long_is_replaced_where_e
 async def test_of_a_worker_that_answers_again_nothing_is_told_while_a_lease_is_lacking(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def silent(_: object) -> Line:
-        raise ServeError("no answer within 10 s")
-
     port = free_port()
     with manager(port, (204, "")) as there:
         keeper = keeper_of(port)
@@ -661,15 +660,12 @@ async def test_of_a_worker_that_answers_again_nothing_is_told_while_a_lease_is_l
 async def test_leases_whose_workers_hang_up_on_all_keys_are_replaced_and_new_ones_not_again_and_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def refused(_: object) -> Line:
-        raise NoCommonKey("it has hung up on each key")
-
     port = free_port()
     with manager(port, (204, "")) as there:
         there.of_deployment = ["5", "6"]
         keeper = keeper_of(port)
         on_running(keeper, there, monkeypatch)
-        monkeypatch.setattr(keeper_module, "connect_worker", refused)
+        monkeypatch.setattr(keeper_module, "connect_worker", hanging_up)
         keeper.want(2)
         for _ in range(REFUSALS_MAX - 1):
             await keeper.look()
