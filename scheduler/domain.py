@@ -266,7 +266,7 @@ class Domain:
         for row, change_s in zip(rows, listed, strict=True):
             if row in self.running:
                 self.book.foresee(row, now_s + change_s)
-            elif change_s <= EDGE_S:
+            elif now_s + change_s <= now_s + EDGE_S and self.queue.has(row):
                 self.queue.touch()
                 self.queue.note_due(row)
         return listed

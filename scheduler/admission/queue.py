@@ -97,6 +97,10 @@ class Queue:
 
     # ------------------------------------------------------------------ what the cycle asks
 
+    def has(self, row: int) -> bool:
+        """Whether a job waits here, ranked by a cycle or not yet."""
+        return row in self.waiting or row in self._unranked
+
     def take_heads(self, now_s: float) -> list[tuple[Rank, int, int]]:
         """First job of each class that may have room now, with its rank and class, in no order.
 
@@ -132,7 +136,7 @@ class Queue:
     def take_due(self) -> list[int]:
         """Waiting jobs that may have starved since the last cycle."""
         due, self._due = dict.fromkeys(self._due), []
-        return [row for row in due if row in self.waiting]
+        return [row for row in due if self.has(row)]
 
     def longest_waiting(self, now_s: float, why_capped: Callable[[int], str]) -> int:
         """Job with the longest wait without a break, if the wait is too long; -1: none.

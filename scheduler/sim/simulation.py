@@ -377,8 +377,11 @@ class Simulation:
                     # A guest waits again in its own domain, whose cycle may have run already; and whoever lost GPUs at
                     # home may be a guest elsewhere.
                     self._wake(self.jobs[row].job.vc, now_s)
-        if changed:
-            self._watch(domain, list(dict.fromkeys(changed)), now_s)
+        homes: dict[str, list[int]] = {}  # a guest that loses its GPUs waits in its own domain
+        for row in dict.fromkeys(changed):
+            homes.setdefault(self.jobs[row].job.vc, []).append(row)
+        for name, rows in homes.items():
+            self._watch(self.domains[name], rows, now_s)
         self._tell(now_s, domain, actions)
 
     def _begin_again(self, estimator: Estimator, row: int) -> None:
@@ -419,5 +422,5 @@ class Simulation:
             if now_s + EDGE_S < now_s + change_s < math.inf:
                 after_s = math.ceil(change_s - EDGE_S) if self._is_in_whole_seconds else change_s
                 heapq.heappush(self._heap, (now_s + after_s, Kind.CROSS, row, self._starts[row]))
-            elif change_s < math.inf and row in domain.waiting and not is_told:
+            elif change_s < math.inf and domain.queue.has(row) and not is_told:
                 self._wake(domain.name, now_s)

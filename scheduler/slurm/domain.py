@@ -166,7 +166,8 @@ class SlurmDomain:
         for (row, job), change_s in zip(self.jobs.items(), self._changes_s, strict=True):
             past = memory.jobs[job.job_id]
             if row in promoted:
-                past = replace(past, executed_s=0.0, waited_s=0.0, since_s=self._now_s)
+                held_s = past.held_before_s + past.executed_s
+                past = replace(past, executed_s=0.0, held_before_s=held_s, waited_s=0.0, since_s=self._now_s)
                 change_s = math.inf
             found[job.job_id] = replace(past, place=float(places[row]), change_at_s=self._now_s + change_s)
         return found

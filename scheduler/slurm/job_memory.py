@@ -19,6 +19,7 @@ class Past:
 
     Attributes:
         executed_s: In run intervals that are over, since it was submitted or last promoted.
+        held_before_s: In all run intervals before that promotion.
         waited_s: In waits that are over, since then.
         since_s: Since when it waits or runs as it does now; a promotion counts as a new wait.
         is_running: Whether that is a run interval.
@@ -33,6 +34,7 @@ class Past:
     """
 
     executed_s: float = 0.0
+    held_before_s: float = 0.0
     waited_s: float = 0.0
     since_s: float
     is_running: bool = False

@@ -79,7 +79,7 @@ def ended_between(before: Memory, snapshot: Snapshot, groups: Sequence[Group]) -
             continue
         if not any(is_managed(job, group) for group in groups):
             continue
-        earlier_s = past.executed_s if past is not None else 0.0
+        earlier_s = past.held_before_s + past.executed_s if past is not None else 0.0
         first_s = min(job.start_s, past.first_start_s) if past is not None else job.start_s
         found.append(
             Ended(

@@ -424,6 +424,19 @@ def test_jobs_that_starve_are_promoted_as_in_the_simulator(policy: str, more: di
     assert any(isinstance(entry.event, JobPromoted) for entry in live.world.log)
 
 
+def test_a_job_whose_patience_ends_while_no_scheduler_process_runs_is_promoted_by_the_next() -> None:
+    world = World(rules("qssf", patience_s="100s"), nodes=1, gpus=1, make_times=LearnedTimes)
+    world.runs(world.submit())
+    patient = world.submit()
+    world.pass_s(50.0)
+
+    world.now_s += 100.0
+    world.lead()
+    world.pass_s(1.0)
+
+    assert [entry.event.job_id for entry in world.log if isinstance(entry.event, JobPromoted)] == [patient]
+
+
 @pytest.mark.parametrize(
     ("policy", "more"),
     [

@@ -20,6 +20,7 @@ from farside.scheduler.placement.count_only import CountOnly
 from farside.scheduler.placement.policy import PlacementPolicy
 from farside.scheduler.sim.result.digest import Digest
 from farside.scheduler.sim.simulation import Run, Simulation
+from farside.scheduler.sim.trace.job import TraceJob
 from farside.scheduler.state import Action, Promote
 from farside.scheduler.waiting import Rank
 from tests.support.traces import flat_cluster, trace
@@ -137,6 +138,25 @@ def test_a_job_that_has_starved_before_its_wait_begins_is_promoted_at_once() -> 
     Simulation(flat_cluster(1, 1), rules, trace(rows), observers=[note]).run()
 
     assert promoted[0] == (118.0, 2)
+
+
+def test_a_job_whose_patience_has_ended_when_it_may_start_is_promoted_at_once() -> None:
+    """As in the shadow of a Slurm, where a job waits from its submission on, and may start later."""
+    running, patient, small = (one.job for one in trace([(0.0, 500.0, 1), (0.0, 500.0, 1), (0.0, 500.0, 1)]))
+    jobs = [
+        TraceJob(job=running, duration_s=500.0),
+        TraceJob(job=patient, duration_s=500.0, ready_s=100.0),
+        TraceJob(job=small, duration_s=500.0, ready_s=100.0),
+    ]
+    promoted: list[tuple[float, int]] = []
+
+    def note(now_s: float, _: Domain, actions: Sequence[Action]) -> None:
+        promoted.extend((now_s, action.row) for action in actions if isinstance(action, Promote))
+
+    rules = Rules(order=Qssf(patience_s=50.0), placement=CountOnly())
+    Simulation(flat_cluster(1, 1), rules, jobs, observers=[note]).run()
+
+    assert promoted == [(100.0, 1), (100.0, 2)]
 
 
 @contextmanager

@@ -184,6 +184,18 @@ def test_jobs_that_fell_since_the_last_turn_stand_as_they_fell_and_by_submission
     assert min(places, key=places.__getitem__) == first
 
 
+def test_a_job_that_has_starved_goes_back_to_the_first_queue() -> None:
+    seen = snapshot(running(1, ("gn1", 4)), running(2, ("gn2", 4)), waiting(3, 4))
+    past = Past(executed_s=900.0, since_s=NOW_S - 2000, first_start_s=NOW_S - 5000, change_at_s=NOW_S - 1100)
+    knob = {"policy": "las", "settings": {"limits_gpu_s": "1000", "promote_knob": "1"}}
+
+    promoted = decided(seen, Memory(at_s=NOW_S - 5, jobs={"3": past}), **knob).memory.jobs["3"]
+
+    assert (promoted.executed_s, promoted.waited_s, promoted.since_s) == (0.0, 0.0, NOW_S)
+    assert promoted.held_before_s == 900.0
+    assert promoted.change_at_s == math.inf
+
+
 # ---------------------------------------------------------------- the gate
 
 

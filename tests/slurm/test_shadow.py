@@ -53,16 +53,16 @@ def test_where_both_agree_it_says_so() -> None:
     assert [(one.job_id, one.farside) for one in compared(decision.memory, decision, later)] == [("2", "too")]
 
 
-def test_a_job_that_ended_is_kept_with_all_of_its_stints() -> None:
+def test_a_job_that_ended_is_kept_with_all_of_its_stints_also_those_before_it_was_promoted() -> None:
     job = running(1, ("gn1", 4), since_s=100)
     seen = snapshot(job)
     memory = decide(seen, Memory(), TRAITS, ways(seen)).memory
-    past = replace(memory.jobs["1"], executed_s=50.0, first_start_s=NOW_S - 900)
+    past = replace(memory.jobs["1"], executed_s=50.0, held_before_s=30.0, first_start_s=NOW_S - 900)
     memory = replace(memory, jobs={"1": past})
 
     found = ended_between(memory, snapshot(over(job, NOW_S + 20), at_s=NOW_S + 25), groups(seen))
 
-    assert [(one.held_s, one.start_s, one.end_s) for one in found] == [(50 + 120, NOW_S - 900, NOW_S + 20)]
+    assert [(one.held_s, one.start_s, one.end_s) for one in found] == [(30 + 50 + 120, NOW_S - 900, NOW_S + 20)]
 
 
 def test_an_end_that_slurm_rounds_down_to_before_the_last_turn_counts() -> None:

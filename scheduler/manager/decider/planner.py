@@ -303,7 +303,7 @@ class Planner:
             for row, change_s in zip(own, domain.watch(own, now_s), strict=True):
                 if now_s + EDGE_S < now_s + change_s < math.inf:
                     self._timers.watch(row, now_s + change_s)
-                elif change_s < math.inf and row in domain.waiting and not is_told:
+                elif change_s < math.inf and domain.queue.has(row) and not is_told:
                     # At another time than this cycle's, by which readers of the log tell cycles apart.
                     self._timers.watch(row, now_s + 2 * EDGE_S)
 

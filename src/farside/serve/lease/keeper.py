@@ -221,7 +221,7 @@ class LeaseKeeper:
     def lease_problem(self) -> str:
         """What has become of leases that are lacking; empty where none is."""
         anothers = self._anothers and f"no lease is asked for or given back here: {self._anothers}"
-        silences = [one.silence for one in self._held.values()]
+        silences = [one.silence for job_id, one in self._held.items() if job_id not in self._given_back]
         return "; ".join(filter(None, (anothers, self.problem, self._unfit_problem, *silences)))
 
     def leases(self) -> tuple[Lease, ...]:
@@ -423,7 +423,7 @@ class LeaseKeeper:
                 one.line = await connect_worker(address)
         except (FarsideError, TimeoutError) as error:
             if isinstance(error, NoCommonKey):
-                one.refusals += 1
+                one.refusals, one.failures, one.silence = one.refusals + 1, 0, ""
             else:
                 one.failures, one.refusals = one.failures + 1, 0
                 one.is_silent |= one.failures >= FAILURES_SAID and self._has_executor(one.number)

@@ -110,7 +110,7 @@ def judge(leases: Sequence[Lease], needed: int, in_use: AbstractSet[int], rules:
     outdated = [one for one in live if one.is_outdated and one.number not in in_use]
     unwanted = outdated[: max(0, len(live) - wanted)]
     given_back = [*left, *unwanted, *_surplus(staying, len(staying) - wanted, in_use)]
-    needed_still = [*staying, *(one for one in kept if one.is_outdated or one.is_silent)]
+    needed_still = [*staying, *(one for one in kept if one.is_outdated or one.is_silent or one.hangs_up)]
     extended = [one for one in needed_still if one not in given_back and _is_to_extend(one, rules)]
     return Judged(
         usable=frozenset(serving - {one.number for one in given_back}),
