@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -21,7 +22,7 @@ from farside.scheduler.placement.policy import PlacementPolicy
 from farside.scheduler.sim.result.digest import Digest
 from farside.scheduler.sim.simulation import Run, Simulation
 from farside.scheduler.sim.trace.job import TraceJob
-from farside.scheduler.state import Action, Promote
+from farside.scheduler.state import Action, Cluster, Node, Promote, VirtualCluster
 from farside.scheduler.waiting import Rank
 from tests.support.traces import flat_cluster, trace
 
@@ -157,6 +158,27 @@ def test_a_job_whose_patience_has_ended_when_it_may_start_is_promoted_at_once() 
     Simulation(flat_cluster(1, 1), rules, jobs, observers=[note]).run()
 
     assert promoted == [(100.0, 1), (100.0, 2)]
+
+
+def test_a_guest_that_has_starved_as_it_loses_lent_gpus_is_promoted_in_its_own_virtual_cluster() -> None:
+    """It waits from 1 to 100, runs as a guest for 60 s, and falls; then the owner's second job comes."""
+    told = [("b", 0.0, 100.0), ("a", 0.0, 2000.0), ("a", 1.0, 2000.0), ("b", 160.0, 3000.0)]
+    jobs = [
+        TraceJob(job=replace(one.job, vc=vc), duration_s=one.duration_s)
+        for one, (vc, _, _) in zip(trace([(at_s, run_s, 1) for _, at_s, run_s in told]), told, strict=True)
+    ]
+    cluster = Cluster(
+        virtual_clusters=tuple(VirtualCluster(name=vc, nodes=(Node(name=f"{vc}0", gpus=1),)) for vc in "ab")
+    )
+    promoted: list[tuple[float, str, int]] = []
+
+    def note(now_s: float, domain: Domain, actions: Sequence[Action]) -> None:
+        promoted.extend((now_s, domain.name, action.row) for action in actions if isinstance(action, Promote))
+
+    rules = Rules(order=Las(limits_gpu_s=(40.0,), promote_knob=0.25), placement=CountOnly())
+    Simulation(cluster, rules, jobs, is_lending=True, observers=[note]).run()
+
+    assert (160.0, "a", 2) in promoted
 
 
 @contextmanager

@@ -219,7 +219,7 @@ def test_one_whose_worker_is_gone_is_no_place_and_is_not_replaced_while_its_job_
 
 def test_one_whose_worker_hangs_up_serves_on_the_executors_that_it_has_until_another_one_is_there() -> None:
     lost = lease(0, answers=False, serves=True)
-    hangs_up = replace(lost, hangs_up=True)
+    hangs_up = replace(lost, hangs_up=True, may_extend=True, left_s=RULES.replace_before_s)
 
     first = judge([lost], 1, {0}, RULES)
     alone = judge([hangs_up], 1, {0}, RULES)
@@ -227,8 +227,8 @@ def test_one_whose_worker_hangs_up_serves_on_the_executors_that_it_has_until_ano
     moved = judge([replace(hangs_up, serves=False), lease(1)], 1, {1}, RULES)
 
     assert (set(first.usable), first.submit, first.cancel) == ({0}, 0, ())
-    assert (set(alone.usable), alone.submit, alone.cancel) == ({0}, 1, ())
-    assert (set(there.usable), there.submit, there.cancel) == ({1}, 0, ())
+    assert (set(alone.usable), alone.submit, alone.cancel, alone.extend) == ({0}, 1, (), ("j0",))
+    assert (set(there.usable), there.submit, there.cancel, there.extend) == ({1}, 0, (), ())
     assert (set(moved.usable), moved.cancel) == ({1}, ("j0",))
 
 
