@@ -1,8 +1,9 @@
 """Which leases a deployment serves on, asks for and gives back. PURE.
 
 A lease is a job with one GPU and a time limit. Before it ends its manager is asked to extend it. Where that refuses, or
-does not answer in time, and when its node drains, no executor starts there, or executors serve there and their worker
-does not answer, it is replaced: another one is asked for, and the old one is given back once nothing runs there.
+does not answer in time, and when its node drains, no executor starts there, its worker hangs up, or executors serve
+there and their worker does not answer, it is replaced: another one is asked for, and the old one is given back once
+nothing runs there.
 """
 
 from collections import Counter
@@ -110,7 +111,7 @@ def judge(leases: Sequence[Lease], needed: int, in_use: AbstractSet[int], rules:
     outdated = [one for one in live if one.is_outdated and one.number not in in_use]
     unwanted = outdated[: max(0, len(live) - wanted)]
     given_back = [*left, *unwanted, *_surplus(staying, len(staying) - wanted, in_use)]
-    needed_still = [*staying, *(one for one in kept if one.is_outdated or one.is_silent or one.hangs_up)]
+    needed_still = [*staying, *(one for one in kept if one not in staying)]
     extended = [one for one in needed_still if one not in given_back and _is_to_extend(one, rules)]
     return Judged(
         usable=frozenset(serving - {one.number for one in given_back}),
