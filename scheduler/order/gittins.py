@@ -19,7 +19,7 @@ import numpy as np
 
 from farside.scheduler.order.distribution import Distribution
 from farside.scheduler.order.format_pair import apart
-from farside.scheduler.order.las import Las, gpu_time, limits_and_uppers
+from farside.scheduler.order.las import Las, gpu_time, upper_limits
 from farside.scheduler.order.policy import INNER, KEPT_JOBS, Motions
 from farside.scheduler.table import Floats, JobColumns
 
@@ -83,8 +83,7 @@ class Gittins(Las):
             return self.distribution.best_index(attained_gpu_s)
         if self.delta == "fixed":
             return self.distribution.index(attained_gpu_s, np.full(len(attained_gpu_s), self.delta_gpu_s))
-        _, uppers = limits_and_uppers(self.limits_gpu_s)
-        return self.distribution.index(attained_gpu_s, uppers[queue.astype(int)])
+        return self.distribution.index(attained_gpu_s, upper_limits(self.limits_gpu_s)[queue.astype(int)])
 
     def keys(self, jobs: JobColumns) -> tuple[Floats, ...]:
         """Queue, then the index unless it is the last, then the place in it."""

@@ -80,8 +80,8 @@ class Las(PlainOrder):
 
     def level(self, jobs: JobColumns) -> Floats:
         """The queue of each job, 0 the first."""
-        limits, _ = limits_and_uppers(self.limits_gpu_s)
-        return limits.searchsorted((jobs.executed_s + NEAR_S) * jobs.gpus, "right").astype(float)
+        attained = (jobs.executed_s + NEAR_S) * jobs.gpus
+        return upper_limits(self.limits_gpu_s).searchsorted(attained, "right").astype(float)
 
     def keys(self, jobs: JobColumns) -> tuple[Floats, ...]:
         """Queue, then the place in it; without queues, attained service."""
@@ -97,9 +97,8 @@ class Las(PlainOrder):
 
     def next_change_s(self, jobs: JobColumns) -> Floats:
         """Running: until its queue's limit, or the end of an interval. Waiting: until it is promoted."""
-        _, uppers = limits_and_uppers(self.limits_gpu_s)
         level = self.level(jobs)
-        demotion: Floats = uppers[level.astype(int)] / jobs.gpus - jobs.executed_s
+        demotion: Floats = upper_limits(self.limits_gpu_s)[level.astype(int)] / jobs.gpus - jobs.executed_s
         if self.is_continuous and self.interval_s < np.inf:
             # While a job still resumes its slice is negative: the first interval ends after its first progress, not
             # before.
@@ -141,9 +140,9 @@ class Las(PlainOrder):
 
 
 @lru_cache(maxsize=64)
-def limits_and_uppers(limits_gpu_s: tuple[float, ...]) -> tuple[Floats, Floats]:
-    """Upper limits of all queues but the last, and of all."""
-    return np.asarray(limits_gpu_s), np.append(limits_gpu_s, np.inf)
+def upper_limits(limits_gpu_s: tuple[float, ...]) -> Floats:
+    """Upper limits of all queues; the last has none."""
+    return np.append(limits_gpu_s, np.inf)
 
 
 def gpu_time(gpu_s: float) -> str:

@@ -34,7 +34,7 @@ Flags = NDArray[np.bool_]
 FORTNIGHT_S = 14 * 86400.0
 # The cut is found once so many jobs have ended, then whenever they are a tenth more, from the newest of them.
 _FIRST_JOBS, _GROWTH, _NEWEST = 50, 1.1, 10_000
-# The time of a promotion is a difference of seconds since 1970, which is near to the end of patience by this.
+# A promotion is this near to the end of patience: its time is a difference of seconds since 1970.
 _APART_S = 1e-3
 
 
