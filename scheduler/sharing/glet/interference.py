@@ -60,8 +60,6 @@ class Tabled:
     ) -> None:
         self._cells, self._batches = cells, batches
         self._columns: dict[tuple[str, int, str, int], Sequence[float]] = {}
-        # The least of each row over all neighbours, by model and part; filled when one is asked for.
-        self._rows: dict[tuple[str, int], Floats] = {}
 
     def pressure(self, part_pct: int, loads: Sequence[Load]) -> object:
         """The neighbour's models and batches themselves; None: it has none."""
