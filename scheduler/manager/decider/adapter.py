@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from farside.scheduler.admission.figures import Figures
 from farside.scheduler.admission.partitions import Partitions
 from farside.scheduler.manager.aggregation.decide import AggregationRules, Outlook, Site, WantingJob, admission
-from farside.scheduler.manager.model.event import NodeAllocation, StopCause
+from farside.scheduler.manager.model.event import NodeAllocation
 from farside.scheduler.manager.model.record import ACTIVE, LiveJob, LiveNode, LiveTask, Phase, members_of
 from farside.scheduler.manager.model.state import LiveState
 from farside.scheduler.predict.estimator import Estimator, TimeLimits
@@ -29,14 +29,12 @@ def is_ready(state: LiveState, job: LiveJob) -> bool:
 
 def is_holding(job: LiveJob) -> bool:
     """Whether the plan gives it the GPUs of its places: not if it has to leave them to another."""
-    if job.phase is Phase.STOPPING:
-        return job.stop_cause is not StopCause.PREEMPTED
-    return job.phase in (Phase.ALLOCATED, Phase.STARTING, Phase.RUNNING)
+    return job.phase is Phase.ALLOCATED or (job.phase in ACTIVE and not job.is_leaving)
 
 
 def may_wait(state: LiveState, job: LiveJob, set_aside: frozenset[str] = frozenset()) -> bool:
     """Whether the plan has it among those that wait for GPUs: also while it leaves its own to another."""
-    is_leaving = job.phase is Phase.STOPPING and job.stop_cause is StopCause.PREEMPTED and not job.cancelled_by
+    is_leaving = job.is_leaving and not job.cancelled_by
     is_free = (job.phase is Phase.WAITING or is_leaving) and not job.held_by and is_ready(state, job)
     return is_free and not awaited_aggregators(state, job, set_aside)
 
@@ -121,20 +119,16 @@ def figures_of(
 ) -> Figures:
     """What a live job, as the cycle has ``seen`` it, has behind it, but for what it holds; and what is expected of it.
 
-    One that leaves its GPUs to another waits in the plan from now on, while its processes still go.
+    One that leaves its GPUs to another waits in the plan, while its processes still go.
     """
-    since_s, executed_s = max(job.since_s, job.submit_s), job.executed_s
-    is_leaving = job.phase in ACTIVE and not is_holding(job)
-    if is_leaving:
-        since_s, executed_s = now_s, executed_s + now_s - job.since_s
     # The first start has nothing to load; each later one begins from a checkpoint.
     is_first_start = job.phase in ACTIVE and is_holding(job) and job.start == 1
     return Figures(
         remaining_s=estimator.remaining_s(seen, job.spent_s),
         predicted_gpu_s=estimator.predicted_gpu_s(seen, now_s),
-        executed_s=executed_s,
+        executed_s=job.executed_s,
         waited_s=job.waited_s,
-        since_s=since_s,
+        since_s=max(job.since_s, job.submit_s),
         first_start_s=job.start_s if job.start else math.inf,
         has_to_resume=bool(job.start) and not is_first_start,
         share_level=share_level,

@@ -608,7 +608,7 @@ def _started(state: LiveState, event: log.JobStarted, entry: log.Entry) -> Touch
 def _stopping(state: LiveState, event: log.JobStopping, entry: log.Entry) -> Touched:
     job = _job(state, entry, event.job_id, Phase.STARTING, Phase.RUNNING)
     stopping = replace(
-        job,
+        _ran(job, entry.at_s),
         phase=Phase.STOPPING,
         stopping_s=entry.at_s,
         stop_cause=event.cause,
@@ -638,8 +638,15 @@ def _leave_behind(state: LiveState, job: LiveJob) -> None:
 
 
 def _ran(job: LiveJob, now_s: float) -> LiveJob:
-    spent_s = now_s - job.since_s
-    return replace(job, executed_s=job.executed_s + spent_s, held_s=job.held_s + spent_s, since_s=now_s)
+    """Counts the time since then, in which it has held GPUs. One that leaves them to another waits, for the cycle."""
+    left_s = max(job.since_s, job.stopping_s) if job.is_leaving else now_s
+    return replace(
+        job,
+        executed_s=job.executed_s + (left_s - job.since_s),
+        waited_s=job.waited_s + (now_s - left_s),
+        held_s=job.held_s + (now_s - job.since_s),
+        since_s=now_s,
+    )
 
 
 def _left(state: LiveState, job: LiveJob, entry: log.Entry) -> LiveJob:
@@ -724,7 +731,7 @@ def _leave_places(state: LiveState, job: LiveJob, now_s: float) -> None:
 
 def _promoted(state: LiveState, event: log.JobPromoted, entry: log.Entry) -> None:
     job = _job(state, entry, event.job_id, *(set(Phase) - OVER))
-    if job.phase in ACTIVE:  # it has been told to stop, and waits as far as the cycle knows
+    if job.phase in ACTIVE:
         job = _ran(job, entry.at_s)
     state.jobs[job.job_id] = replace(job, executed_s=0.0, waited_s=0.0, since_s=entry.at_s, reason=event.reason)
 

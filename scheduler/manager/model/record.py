@@ -156,9 +156,10 @@ class LiveJob(Struct, frozen=True, kw_only=True):
         places: The nodes that the cycle gave it, from PLACED on.
         host: The partition that lends it these; empty: they are its own partition's.
         tasks: The processes of its latest start, by rank.
-        since_s: When its phase last changed between waiting and holding GPUs, or it was promoted.
-        executed_s: t_J up to ``since_s``: seconds it has held GPUs since it was submitted or promoted.
-        waited_s: The same of waiting.
+        since_s: When its phase last changed between waiting and holding GPUs, it was told to stop, or it was promoted.
+        executed_s: t_J up to ``since_s``: seconds it has held GPUs since it was submitted or promoted, but for those in
+            which it left them to another.
+        waited_s: The same of waiting, with those.
         held_s: Seconds it has held GPUs in all, up to ``since_s``.
         stints: When and where it held GPUs, the last without an end while it does.
         submitted_at: The entry of the log that submitted it.
@@ -237,6 +238,11 @@ class LiveJob(Struct, frozen=True, kw_only=True):
     def is_over(self) -> bool:
         """Whether nothing will happen to it any more."""
         return self.phase in OVER
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether its processes end so that another job gets its GPUs: it waits, as far as the cycle knows."""
+        return self.phase is Phase.STOPPING and self.stop_cause is log.StopCause.PREEMPTED
 
     @property
     def workers(self) -> tuple[LiveTask, ...]:
