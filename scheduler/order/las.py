@@ -31,6 +31,8 @@ from farside.scheduler.table import Floats, JobColumns
 from farside.units import format_seconds
 
 SHORTEST_S = 1e-3  # one as short as `NEAR_S` would be over before it began
+# A job of 50,000 GPUs attains as much within `NEAR_S`: with a lower limit, one that is promoted would not be in Q_1.
+LEAST_LIMIT_GPU_S = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,8 +57,12 @@ class Las(PlainOrder):
 
     def __post_init__(self) -> None:
         """Refuse limits out of order, through which no job could fall."""
-        if any(low >= high for low, high in pairwise((0.0, *self.limits_gpu_s))):
-            raise ValueError(f"limits_gpu_s: must ascend from above 0, is {self.limits_gpu_s}")
+        limits_gpu_s = self.limits_gpu_s
+        if (
+            any(low >= high for low, high in pairwise(limits_gpu_s))
+            or min(limits_gpu_s, default=np.inf) < LEAST_LIMIT_GPU_S
+        ):
+            raise ValueError(f"limits_gpu_s: must ascend from {LEAST_LIMIT_GPU_S:g} GPU s at least, is {limits_gpu_s}")
         if self.interval_s < SHORTEST_S:
             raise ValueError(f"interval_s: must be at least {SHORTEST_S:g} s")
 

@@ -66,7 +66,17 @@ def test_a_field_that_no_text_can_name_is_no_setting() -> None:
         ("las", {"limits_gpu_s": "1h,nan"}, "las: limits_gpu_s: 'nan' is not a number with a unit"),
         ("las", {"limits_gpu_s": "1 fortnight"}, "las: limits_gpu_s: '1 fortnight' has no known unit of time"),
         ("las", {"promote_knob": "-1"}, "las: promote_knob: must be at least 0, is '-1'"),
-        ("las", {"limits_gpu_s": "2h,1h"}, "las: limits_gpu_s: must ascend from above 0, is (7200.0, 3600.0)"),
+        (
+            "las",
+            {"limits_gpu_s": "2h,1h"},
+            "las: limits_gpu_s: must ascend from 0.1 GPU s at least, is (7200.0, 3600.0)",
+        ),
+        (
+            "las",
+            {"limits_gpu_s": "1h,1h"},
+            "las: limits_gpu_s: must ascend from 0.1 GPU s at least, is (3600.0, 3600.0)",
+        ),
+        ("las", {"limits_gpu_s": "1us"}, "las: limits_gpu_s: must ascend from 0.1 GPU s at least, is (1e-06,)"),
         ("fifo", {"is_strict": "maybe"}, "fifo: is_strict: must be true or false, is 'maybe'"),
     ],
 )
