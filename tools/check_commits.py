@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-BASE = "384bdad39b88a45a26db12fb023a141be0b1f43b"
+BASE = "aa3ad69810c7a42229878e67b7fda822c871039c"
 SUBJECT_MAX, BODY_MAX = 60, 72
 _SUBJECT = re.compile(r"[a-z0-9][a-z0-9_./-]*: \S")
 
