@@ -174,7 +174,7 @@ class LeaseKeeper:
         self._given_back: set[str] = set()
         self.sites: dict[int, Site] = {}
         self._not_taken = ""
-        self._anothers = ""  # why the name is no longer ours
+        self._name_lost = ""  # why the name is no longer ours
         self.away = ""
         self.problem = ""
         self._unfit_problem = ""
@@ -220,9 +220,9 @@ class LeaseKeeper:
     @property
     def lease_problem(self) -> str:
         """What has become of leases that are lacking; empty where none is."""
-        anothers = self._anothers and f"no lease is asked for or given back here: {self._anothers}"
+        lost = self._name_lost and f"no lease is asked for or given back here: {self._name_lost}"
         silences = [one.silence for job_id, one in self._held.items() if job_id not in self._given_back]
-        return "; ".join(filter(None, (anothers, self.problem, self._unfit_problem, *silences)))
+        return "; ".join(filter(None, (lost, self.problem, self._unfit_problem, *silences)))
 
     def leases(self) -> tuple[Lease, ...]:
         """All but those that were given back, by number."""
@@ -349,7 +349,7 @@ class LeaseKeeper:
         is_paused = self._loop.time() < self._paused_until_s
         if not self._judged.missing and not is_paused:
             self.problem = self._unfit_problem = ""
-        if self._anothers:
+        if self._name_lost:
             return
         # 3. Act.
         for job_id in self._judged.extend:
@@ -376,8 +376,8 @@ class LeaseKeeper:
         # Another client: the thread of the look that was cancelled may still use the first.
         self._client = ManagerClient(self._manager, limit_s=LIMIT_S)
         try:
-            if self._anothers:
-                raise RefusedError(self._anothers)
+            if self._name_lost:
+                raise RefusedError(self._name_lost)
             for job_id in list(self._held):
                 await self._give_back(job_id)
             for job_id in await self._ask(self._listed):
@@ -558,7 +558,7 @@ class LeaseKeeper:
                 _log.warning("the manager does not show this deployment", why=str(error))
             self._not_taken = str(error)
             if isinstance(error, RefusedError) and error.code == _ANOTHER_FRONTS:
-                self._anothers = str(error)
+                self._name_lost = str(error)
                 raise
         else:
-            self._not_taken = self._anothers = ""
+            self._not_taken = self._name_lost = ""
