@@ -6,6 +6,7 @@ from pathlib import Path
 from random import Random
 
 from farside.agent import messages as m
+from farside.agent.run.ledger import Command
 from farside.agent.session import ManagerAddress, Node, Session
 from farside.clock import RealClock
 from farside.tls import TlsFiles
@@ -35,7 +36,7 @@ def session(
     folder: Path,
     url: str,
     *,
-    take: Callable[[m.Start | m.Stop | m.Forget, bool], None] = nothing,
+    take: Callable[[Command, bool], None] = nothing,
     probe: Callable[[m.Probe], Awaitable[m.Probed]] = no_problem,
     takes_unproved: bool = False,
     hurries: bool = False,

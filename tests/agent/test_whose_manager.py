@@ -11,9 +11,9 @@ from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request, Response
 
-from farside.agent import messages as m
 from farside.agent.mutual_proof import HEADER, key_of
 from farside.agent.protocol import encode
+from farside.agent.run.ledger import Command
 from farside.agent.session import Session
 from tests.agent.fake_manager import TOKEN, FakeManager, fake_manager
 from tests.agent.frames import start
@@ -21,7 +21,7 @@ from tests.agent.impostor import Impostor, proofs
 from tests.agent.one_session import session, until_connected
 
 LIMIT_S = 60.0
-Commands = list[m.Start | m.Stop | m.Forget]
+Commands = list[Command]
 
 
 PROOFS = proofs(TOKEN)

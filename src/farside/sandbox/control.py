@@ -114,7 +114,7 @@ def record(state: Path) -> SandboxRecord:
     return read_record(state)
 
 
-def ask(socket: Path, command: str, **arguments: object) -> Status:
+def ask(socket: Path, command: str, **arguments: Any) -> Status:
     """The answer of the process behind an admin socket.
 
     Raises:
@@ -124,7 +124,7 @@ def ask(socket: Path, command: str, **arguments: object) -> Status:
     return answer
 
 
-def _start(state: Path, command: str, **arguments: object) -> None:
+def _start(state: Path, command: str, **arguments: Any) -> None:
     admin.call(Path(read_record(state).admin_socket), command, timeout_s=START_LIMIT_S, **arguments)
 
 
