@@ -31,7 +31,7 @@ def hold(fixed: dict[str, float]) -> None:
 
     def obey(spills: Any, keep: Keep | None) -> None:
         obeys(spills, keep)
-        now = spills._blocks.keep
+        now: Keep = spills._blocks.keep
         spills._blocks.keep = Keep(
             spilled=fixed.get("spilled", now.spilled), by_peer=fixed.get("by_peer", now.by_peer)
         )  # fmt: skip

@@ -175,7 +175,7 @@ def _together(devices: Sequence[m.BorrowedMemory]) -> m.BorrowedMemory | None:
     if len(devices) < 2:
         return devices[0] if devices else None
     sums = ("remote_bytes", "on_disk_bytes", "pending_bytes", "pages_at_risk", "reads_per_s", "writes_per_s")
-    facts = {name: sum(getattr(one, name) for one in devices) for name in sums}
+    facts: dict[str, Any] = {name: sum(getattr(one, name) for one in devices) for name in sums}
     for name in ("read_p99_s", "write_p99_s", "disk_failed"):
         known = [value for one in devices if (value := getattr(one, name)) is not None]
         facts[name] = max(known, default=None)

@@ -229,8 +229,8 @@ def wire_of_use(use: Use) -> Uses:
 
 def use_of(job: str, message: Uses) -> Use:
     """What came of an iteration of a job."""
-    fields = msgspec.structs.asdict(message) | {"disk": _cost_of(message.disk), "peer": _cost_of(message.peer)}
-    return Use(job=job, **fields)
+    costs = {"disk": _cost_of(message.disk), "peer": _cost_of(message.peer)}
+    return Use(**{**msgspec.structs.asdict(message), **costs, "job": job})
 
 
 def _cost_of(told: tuple[float, float] | None) -> ReadCost | None:

@@ -175,6 +175,7 @@ def test_what_a_task_says_of_its_input_comes_to_the_manager_as_one_record(tmp_pa
         spilled=0.25, by_peer=30 / 730, input_bytes=1000, disk_bytes=700, peer_bytes=30, waited_s=3.5, wait_s=0.125,
         disk_bytes_s=1e6, disk_cpu_s_byte=1e-9, peer_bytes_s=2e6,
     )  # fmt: skip
+    assert told.spill is not None
     assert told.spill.work_s(0.5) == 0.375
     assert told.spill.work_s(0.1) > 0
 

@@ -3,13 +3,13 @@
 import asyncio
 import secrets
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import pytest
 
 from farside.agent.aggregator.door import NONCE_BYTES, Answer, Attach, Caller, Hello, Refused
 from farside.agent.aggregator.entrance import Entrance
-from farside.agent.aggregator.jobs import Jobs
+from farside.agent.aggregator.jobs import JobId, Jobs
 from farside.agent.aggregator.layout import Tensor
 from farside.agent.aggregator.pairing import Pairing
 from farside.agent.aggregator.plan import Run, job_key
@@ -18,8 +18,8 @@ from farside.kmod_shim.engine.aggregation import Aggregator
 pytest.importorskip("farside.kmod_shim.engine.binding", reason="the engine is not built")
 
 SECRET, GRANTED = b"s" * 32, b"g" * 32
-JOB = "7", 3
-GRANTS = {JOB: GRANTED}
+JOB: JobId = ("7", 3)
+GRANTS: Mapping[JobId, bytes] = {JOB: GRANTED}
 
 
 @pytest.fixture

@@ -259,7 +259,7 @@ def test_who_does_not_prove_itself_is_not_served_and_named_in_one_line(door: Doo
     """[M11]"""
     need("nbdinfo")
     assert callable(uri)
-    told = uri(door)
+    told = str(uri(door))
 
     assert [outcome(["nbdinfo", "--size", told]).status for _ in range(3)] == [1, 1, 1]
 

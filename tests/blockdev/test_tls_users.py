@@ -1,6 +1,8 @@
 """The file of pre-shared keys, and the files of TLS as they change."""
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -124,15 +126,15 @@ def test_certificates_that_can_not_serve_are_one_line_each(tmp_path: Path) -> No
     config = BlockdevConfig(tls_cert=sound.cert, tls_key=sound.key, tls_client_ca=authority.cert)
 
     TlsKeys(config, must=True).current()
-    for changed, says in (
+    changes: tuple[tuple[dict[str, Any], str], ...] = (
         ({"tls_cert": expired.cert, "tls_key": expired.key}, f"tls_cert {expired.cert}: has expired"),
         ({"tls_cert": tmp_path / "none"}, f"tls_cert {tmp_path}/none: No such file"),
         ({"tls_key": expired.key}, f"tls_key {expired.key}: is not the key of tls_cert"),
         ({"tls_client_ca": damaged}, f"tls_client_ca {damaged}: is damaged"),
-    ):
-        told = {name: getattr(config, name) for name in ("tls_cert", "tls_key", "tls_client_ca")} | changed
+    )
+    for changed, says in changes:
         with pytest.raises(ConfigError) as caught:
-            TlsKeys(BlockdevConfig(**told), must=True)
+            TlsKeys(replace(config, **changed), must=True)
         assert str(caught.value).startswith(says)
         assert "\n" not in str(caught.value)
     sound.key.chmod(0o644)

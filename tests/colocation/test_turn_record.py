@@ -49,6 +49,7 @@ def test_an_iteration_has_its_own_processor_time_and_what_others_took_while_it_c
 
     # Between two turns a millisecond, three times: it is no computing.
     assert found == m.ProcessorUse(comp_s=0.028, rest_s=0.008, others_s=0.004, processors=1)
+    assert found is not None
     assert found.updates_s(0.01) == 0.008
     assert m.work_s(0.032, None, found) == pytest.approx(0.028)
 

@@ -118,7 +118,7 @@ def test_it_forecasts_online_what_is_forecast_of_the_whole_series() -> None:
     series, known = wandering(12), 1200
     online = OnlineMeans(near_s=3600.0, step_s=STEP_S)
     online.seen.start_s = series.start_s
-    means = []
+    means, learned = [], None
     for step, active in enumerate(series.active.tolist()):
         online.watch(active, TOTAL)
         means.append(online.at(step))
@@ -132,6 +132,7 @@ def test_it_forecasts_online_what_is_forecast_of_the_whole_series() -> None:
     assert np.isnan(means[:known]).all()
     assert means[known:] == list(zip(near[known:].tolist(), far[known:].tolist(), strict=True))
     assert online.proof.judged > 0
+    assert learned is not None
     assert learned.metrics["persistence_loss"] > 0
 
 

@@ -195,8 +195,7 @@ def test_a_job_that_has_waited_too_long_is_in_the_next_grouping_though_it_keeps_
 ) -> None:
     world = a_world(nodes=1, age_limit_s=100.0)
     first = runs_measured(world, 1.0, 3.0)
-    for _ in range(2):
-        last = runs_measured(world, 4.0, 0.0)
+    _, last = (runs_measured(world, 4.0, 0.0) for _ in range(2))
     let_go(world)
     assert world.phase(last) is Phase.WAITING
 

@@ -61,7 +61,8 @@ def has_lent(world: World, name: str, lent_gib: int, *, free_gib: int | None = N
     """The node's agent says what its donor has lent."""
     node = world.state.nodes[name]
     assert node.donor is not None
-    said = m.fields_of(m.ChangingFacts, node) | {"donor": structs.replace(node.donor, lent_bytes=lent_gib * GIB)}
+    said: dict[str, Any] = m.fields_of(m.ChangingFacts, node)
+    said["donor"] = structs.replace(node.donor, lent_bytes=lent_gib * GIB)
     if free_gib is not None:
         said["headroom_bytes"] = free_gib * GIB
     world.does(NodeChanged(node=name, **said))
@@ -113,7 +114,8 @@ def test_that_memory_is_back_is_written_also_of_a_node_whose_facts_have_changed_
 
     def written(lent_gib: int) -> bool:
         assert node.donor is not None
-        said = m.fields_of(m.ChangingFacts, node) | {"donor": structs.replace(node.donor, lent_bytes=lent_gib * GIB)}
+        said: dict[str, Any] = m.fields_of(m.ChangingFacts, node)
+        said["donor"] = structs.replace(node.donor, lent_bytes=lent_gib * GIB)
         return bool(damped([NodeChanged(node="n0", **said)], world.state, budget, 0.0))
 
     nobody_waits = written(10)
@@ -458,8 +460,9 @@ def test_with_two_copies_of_each_page_a_job_is_promised_the_memory_of_two_donors
     first, second = (world.submit(2, memory_bytes_per_gpu=GIB, swap_bytes_per_gpu=12 * GIB) for _ in range(2))
 
     assert [world.phase(job) for job in (first, second)] == [Phase.STARTING, Phase.WAITING]
-    said = m.fields_of(m.ChangingFacts, world.state.nodes["s"])
-    world.does(NodeChanged(node="s", **said | {"swap": m.Swap(size_bytes=64 * GIB, copies=1)}))
+    said: dict[str, Any] = m.fields_of(m.ChangingFacts, world.state.nodes["s"])
+    said["swap"] = m.Swap(size_bytes=64 * GIB, copies=1)
+    world.does(NodeChanged(node="s", **said))
     assert world.phase(second) is Phase.STARTING
     assert list(violations(world.log)) == []
 
@@ -471,8 +474,9 @@ def test_the_checker_finds_a_promise_that_counts_copies_once() -> None:
         world.does(joined(name, name, **facts_of(name, 0, lends_gib=20) | {"gpus": ()}))
     world.submit(2, memory_bytes_per_gpu=GIB, swap_bytes_per_gpu=15 * GIB)
     at = next(at for at, entry in enumerate(world.log) if isinstance(entry.event, JobStarted))
-    said = m.fields_of(m.ChangingFacts, world.state.nodes["s"])
-    twice = NodeChanged(node="s", **said | {"swap": m.Swap(size_bytes=64 * GIB, copies=2)})
+    said: dict[str, Any] = m.fields_of(m.ChangingFacts, world.state.nodes["s"])
+    said["swap"] = m.Swap(size_bytes=64 * GIB, copies=2)
+    twice = NodeChanged(node="s", **said)
     entries = [*world.log[:at], Entry(seq=0, at_s=1000.0, generation=0, cause="test", event=twice), *world.log[at:]]
     log = [structs.replace(entry, seq=place) for place, entry in enumerate(entries, 1)]
 

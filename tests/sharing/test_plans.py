@@ -532,7 +532,7 @@ def test_no_planner_raises_where_an_slo_is_twice_a_latency_but_for_rounding() ->
     for _ in range(200):
         # As a table has it: a tenth on top of a run and the building of its batch.
         run_ms = round(rng.uniform(0.5, 20), 1)
-        alone_ms = dict.fromkeys(PARTS, (1.1 * (run_ms + 0.4),))
+        alone_ms: dict[int, tuple[float, ...]] = dict.fromkeys(PARTS, (1.1 * (run_ms + 0.4),))
         one = ModelProfile(
             name="a", slo_ms=round(2.2 * (run_ms + 0.4), 6), memory_mb=1, latency_ms=alone_ms, slowed_ms=alone_ms
         )

@@ -118,8 +118,9 @@ def follow(so_far: Promises, kind: str, event: Mapping[str, Any]) -> None:
             so_far.submitted += 1
             count = event.get("count", 1)
             ids = [f"{so_far.submitted}_{at}" for at in range(count)] if count > 1 else [str(so_far.submitted)]
-            so_far.each.update(dict.fromkeys(ids, event["spec"].get("swap_bytes_per_gpu", 0.0)))
-            so_far.memory_each.update(dict.fromkeys(ids, event["spec"].get("memory_bytes_per_gpu", 0.0)))
+            spec: Mapping[str, float] = event["spec"]
+            so_far.each.update(dict.fromkeys(ids, spec.get("swap_bytes_per_gpu", 0.0)))
+            so_far.memory_each.update(dict.fromkeys(ids, spec.get("memory_bytes_per_gpu", 0.0)))
         case "JobPlaced":
             so_far.places[job] = [(place["node"], place["gpus"]) for place in event["places"]]
         case "MemoryRecalled":

@@ -100,8 +100,7 @@ def test_a_checkpoint_of_an_option_that_differs_in_its_seventh_digit_is_refused(
 ) -> None:
     if app == "lda":
         pytest.importorskip("numba")
-    small = SMALL | {"app": app, "iterations": 2}
-    first, other = (Options(**small | {option: value}) for value in (theirs, ours))
+    first, other = (Options(**{**SMALL, "app": app, "iterations": 2, option: value}) for value in (theirs, ours))
     PROGRAMS[app](load(first), first, nobody_watches)
 
     with pytest.raises(ConfigError, match=f"a checkpoint of another job: {app} .*this one is {app} "):

@@ -337,7 +337,7 @@ def test_a_peer_that_has_become_slow_is_known_to_be_slow_after_a_few_reads(
     monkeypatch.setattr(spilled_blocks, "time", clock)
     peer = Timed(tmp_path / "peer", clock)
     blocks = spilled(tmp_path, Made(12, mixed), share=0.7, peer=peer)
-    rates = dict[int, float]()  # by reads that took long
+    rates, quick = dict[int, float](), 0  # by reads that took long
     for _ in range(48):
         assert look(blocks) == wanted(12)
         cost = blocks.costs[1]

@@ -343,7 +343,7 @@ def test_a_forked_process_is_told_that_results_cannot_come_to_it() -> None:
     pid = os.fork()
     if not pid:
         try:
-            torch.ones(1).to_sparse() * 2  # of no parameter
+            _ = torch.ones(1).to_sparse() * 2  # of no parameter
             model.weight.sum()
         except BaseException as error:
             os.write(writer, str(error).encode())

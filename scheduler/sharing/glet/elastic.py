@@ -252,7 +252,8 @@ class Packing:
         """The first that there is; kept."""
         seats = self.sizes.seats
         make_room(seats)
-        found = seats[key] = next((one for one in tried if one is not None), False)
+        first: Seat | None = next((one for one in tried if one is not None), None)
+        found = seats[key] = first or False
         return found
 
     def _seat(self, slot: Slot, models: tuple[str, ...], rates: tuple[float, ...], fitting: Fitting) -> Seat | None:

@@ -24,7 +24,7 @@ _NOT_PINNED = frozenset({"torch", "cuda-bindings"})
 
 def packages_of(deployment: Deployment, *, on_this_machine: bool) -> set[str]:
     """What a deployment imports here; models are looked into here wherever they are served."""
-    needed = set(GRPC_DOOR) if deployment.grpc else set[str]()
+    needed = set[str](GRPC_DOOR if deployment.grpc else ())
     for model in deployment.models.values():
         if model.path.suffix in FRAMEWORKS:
             needed.update(OF_FRAMEWORK[FRAMEWORKS[model.path.suffix]])
