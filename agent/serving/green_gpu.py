@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch
-from cuda.bindings import driver  # pyright: ignore[reportMissingImports]
+from cuda.bindings import driver
 
 from farside.errors import Unavailable
 

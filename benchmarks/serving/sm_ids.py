@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from cuda.bindings import driver, nvrtc  # pyright: ignore[reportMissingImports]
+from cuda.bindings import driver, nvrtc
 
 from farside.agent.serving.arena import Slot
 from farside.agent.serving.green_process import main

@@ -51,8 +51,8 @@ def read_capabilities(name: str) -> Capabilities:
         # Debian's package, compiled and without stubs, so that pyright finds no module. Imported here, because most
         # machines have neither the package nor a card.
         with _log_kept():
-            from pyverbs.device import Context  # pyright: ignore[reportMissingImports]
-            from pyverbs.pyverbs_error import PyverbsError  # pyright: ignore[reportMissingImports]
+            from pyverbs.device import Context
+            from pyverbs.pyverbs_error import PyverbsError
     except ImportError as error:
         raise Unavailable("pyverbs is not installed", hint="apt-get install python3-pyverbs") from error
     try:

@@ -7,11 +7,11 @@ in flight: what matters here is what is sent.
 import sys
 import time
 
-import pyverbs.cm_enums as cme  # pyright: ignore[reportMissingImports]
-import pyverbs.enums as e  # pyright: ignore[reportMissingImports]
-from pyverbs.cmid import CMID, AddrInfo  # pyright: ignore[reportMissingImports]
-from pyverbs.pyverbs_error import PyverbsError  # pyright: ignore[reportMissingImports]
-from pyverbs.qp import QPCap, QPInitAttr  # pyright: ignore[reportMissingImports]
+import pyverbs.cm_enums as cme
+import pyverbs.enums as e
+from pyverbs.cmid import CMID, AddrInfo
+from pyverbs.pyverbs_error import PyverbsError
+from pyverbs.qp import QPCap, QPInitAttr
 
 TENSORS = (4_000, 300_000, 2_000, 30_000, 1_000)
 STEP_S = 0.02
