@@ -2,6 +2,7 @@
 
 import gzip
 import os
+import re
 import subprocess
 from itertools import pairwise
 from pathlib import Path
@@ -12,10 +13,11 @@ from farside.errors import ConfigError, Unavailable
 from tests.support.programs import need
 from tests.vm.harness import accelerator, place
 from tests.vm.harness.cpio import Entry, archive
-from tests.vm.harness.image import Image, ready_image
+from tests.vm.harness.image import Image, lines, ready_image
 from tests.vm.harness.machine import Accelerator, Paths, Spec, arguments, switch_arguments
 from tests.vm.inside import Case, read_results
 
+ROOT = Path(__file__).parents[2]
 SPEC = Spec(accelerator=Accelerator.TCG)
 
 
@@ -187,3 +189,11 @@ def test_a_list_of_the_image_names_everything_once(name: str) -> None:
 
     assert len(named) == len(set(named))
     assert all(line.strip() == line and line for line in named)
+
+
+def test_guests_have_what_our_package_depends_on() -> None:
+    """Nothing can be fetched there, so dpkg left the package unconfigured."""
+    (depends,) = re.findall(r"^Depends: (.*)$", (ROOT / "debian" / "control.in").read_text(), re.MULTILINE)
+    needed = {one.split()[0] for one in depends.split(", ") if not one.startswith("@")}
+
+    assert needed <= {*lines("packages.txt")}
