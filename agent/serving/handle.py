@@ -150,7 +150,7 @@ class ExecutorHandle(abc.ABC):
 
     @property
     def failing(self) -> frozenset[str]:
-        """Models that have raised on three batches in a row."""
+        """Models that have raised on three requests in a row that were alone, and on all batches between these."""
         return frozenset(self.models[number].name for number in self._life.failing)
 
     @property
@@ -181,14 +181,17 @@ class ExecutorHandle(abc.ABC):
         if self._life.state not in ENDED:
             self._kill()
 
-    def run(self, batch: int, model: str, rows: int, slot: int) -> None:
-        """Runs the first rows of a slot, after the batch that runs already. Only while ``can_take``."""
+    def run(self, batch: int, model: str, rows: int, slot: int, *, is_one: bool = True) -> None:
+        """Runs the first rows of a slot, after the batch that runs already. Only while ``can_take``.
+
+        ``is_one``: They are of one request.
+        """
         number = self._numbers[model]
         assert 1 <= rows <= self.models[number].max_batch, "rows of a batch"
         limit_s = self._limit_s.get(model)
         if limit_s is None:
             limit_s = max(LIMIT_TIMES * self._warmed_s.get(model, 0.0), LIMIT_S_MIN)
-        self._step(Asked(Batch(batch, number, rows, slot, limit_s)))
+        self._step(Asked(Batch(batch, number, rows, slot, limit_s, is_one)))
 
     async def close(self, within_s: float = 5.0) -> None:
         """Ends it: what runs and is staged may take ``within_s`` seconds, then it is killed."""

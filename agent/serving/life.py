@@ -19,7 +19,7 @@ from farside.agent.serving.frames import Frame, Kind, Status
 IN_FLIGHT_MAX = 2
 PREPARE_S, PREPARE_S_MAX = 60.0, 3600  # until it is ready: unless another time is given, and at most
 LOOK_AGAIN_S = 0.1  # at least, after a batch was found overdue
-RAISED_IN_A_ROW = 3  # and a model counts as failing, until a batch of it ends well
+RAISED_IN_A_ROW = 3  # on one request alone, and a model counts as failing, until a batch of it ends well
 
 
 class State(enum.Enum):
@@ -37,13 +37,17 @@ ENDED = (State.CLOSED, State.DEAD)
 
 
 class Batch(NamedTuple):
-    """A batch to run: its number, the model's, rows, slot, and after how many seconds of running it counts as hung."""
+    """A batch to run: its number, the model's, rows, slot, and after how many seconds of running it counts as hung.
+
+    ``is_one``: it is of one request, so that nothing else in it can be why the model raises.
+    """
 
     number: int
     model: int
     rows: int
     slot: int
     limit_s: float
+    is_one: bool = True
 
 
 # ---- events
@@ -244,7 +248,10 @@ class Life:
         batch = self._in_flight.popleft()
         self._begins(now_s)
         raised = frame.status is not Status.OK
-        self._raised[batch.model] = self._raised[batch.model] + 1 if raised else 0
+        if not raised:
+            self._raised[batch.model] = 0
+        elif batch.is_one:
+            self._raised[batch.model] += 1
         self.failing = frozenset(model for model, count in enumerate(self._raised) if count >= RAISED_IN_A_ROW)
         return [Finished(batch, raised, frame.started_ns, frame.ended_ns)]
 

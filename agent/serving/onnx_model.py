@@ -9,7 +9,7 @@ from farside.agent.serving.arena import Slot
 from farside.agent.serving.model_file import ModelFile
 from farside.errors import Unavailable
 
-_ERRORS_ONLY = 3
+_FATAL_ONLY = 4  # what a model raises comes to whoever runs it, and not a line on stderr for each batch besides
 _PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 
 
@@ -29,7 +29,7 @@ def open_session(path: str, threads: int, device: str) -> onnxruntime.InferenceS
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    options.log_severity_level = _ERRORS_ONLY
+    options.log_severity_level = _FATAL_ONLY
     return onnxruntime.InferenceSession(path, options, providers=[provider])
 
 

@@ -48,7 +48,8 @@ def model_file(
 class LocalExecutor:
     """Has the interface of an executor; a batch takes ``latency_s``, and answers twice its input.
 
-    ``is_hung``: nothing ends. ``raises``: the line with which the models fail.
+    ``is_hung``: nothing ends. ``raises``: the line with which the models fail, where ``poison`` is set only on batches
+    with such a value.
     """
 
     models: Sequence[ModelFile]
@@ -56,11 +57,12 @@ class LocalExecutor:
     ended: Callable[[int, str, int, int], None] = lambda *_: None
     is_hung: bool = False
     raises: str = ""
+    poison: float | None = None
     ran: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
 
     def __post_init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._flight = deque[tuple[int, str, int, int]]()
+        self._flight = deque[tuple[int, str, int, int, bool]]()
         self._runs = False
         self._raised = Counter[str]()
         self._slots = {
@@ -82,23 +84,25 @@ class LocalExecutor:
     def slot_outputs(self, model: str, slot: int) -> Mapping[str, Array]:
         return self._slots[model, slot][1]
 
-    def run(self, batch: int, model: str, rows: int, slot: int) -> None:
+    def run(self, batch: int, model: str, rows: int, slot: int, *, is_one: bool) -> None:
         assert len(self._flight) < 2, "one runs, one is staged"
         assert all((model, slot) != (one[1], one[3]) for one in self._flight), "the slot is in use"
-        self._flight.append((batch, model, rows, slot))
+        self._flight.append((batch, model, rows, slot, is_one))
         self._next()
 
     def answer(self) -> None:
         """Ends the batch that runs."""
-        batch, model, rows, slot = self._flight.popleft()
+        batch, model, rows, slot, is_one = self._flight.popleft()
         self._runs = False
         given, out = self._slots[model, slot]
         for view, result in zip(given.values(), out.values(), strict=True):
             result[:rows] = view[:rows] * 2
         self.ran.append((model, rows))
-        self._raised[model] = self._raised[model] + 1 if self.raises else 0
+        is_poisoned = self.poison is None or any((view[:rows] == self.poison).any() for view in given.values())
+        raised = self.raises if is_poisoned else ""
+        self._raised[model] = self._raised[model] + is_one if raised else 0
         now_ns = int(self._loop.time() * 1e9)
-        self.ended(batch, self.raises, now_ns - int(self.latency_s * 1e9), now_ns)
+        self.ended(batch, raised, now_ns - int(self.latency_s * 1e9), now_ns)
         self._next()
 
     def _next(self) -> None:

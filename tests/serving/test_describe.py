@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from farside.agent.serving.describe import ModelRequest, describe, describe_models
@@ -107,3 +108,23 @@ def test_files_that_are_no_models_are_named_each_in_one_line(tmp_path: Path) -> 
             asyncio.run(describe_models([request(path)]))
         assert str(caught.value).startswith(f"{path}: {line}")
         assert "\n" not in str(caught.value)
+
+
+def test_what_a_model_raises_is_raised_alone_and_not_written_to_the_terminal_besides(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from farside.agent.serving.onnx_model import open_session
+
+    helper, kinds = onnx.helper, onnx.TensorProto
+    rows = helper.make_tensor("rows", FLOAT, [2, 1], [1.0, 2.0])
+    named = (("index", kinds.INT64, ["batch"]), ("row", FLOAT, ["batch", 1]))
+    index, row = (helper.make_tensor_value_info(*one) for one in named)
+    node = helper.make_node("Gather", ["rows", "index"], ["row"])
+    graph = helper.make_graph([node], "lookup", [index], [row], [rows])
+    path = tmp_path / "lookup.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+
+    with pytest.raises(Exception, match="idx=7 must be within"):
+        open_session(str(path), 1, "cpu").run(None, {"index": np.array([7])})
+
+    assert capfd.readouterr() == ("", "")

@@ -258,3 +258,19 @@ def test_any_bytes_are_a_frame_or_refused(packet: bytes) -> None:
 def test_a_number_that_does_not_fit_is_refused_before_it_is_sent() -> None:
     with pytest.raises(LocalProtocolError):
         encode(Frame(Kind.RUN, rows=2**32))
+
+
+def test_a_model_fails_by_three_requests_in_a_row_that_were_alone_whatever_raised_in_between() -> None:
+    life = ready()
+    failing = []
+    for number, (is_one, status) in enumerate(
+        [(True, Status.RAISED), (True, Status.RAISED), (True, Status.OK)]
+        + [(False, Status.RAISED)] * 4
+        + [(True, Status.RAISED), (False, Status.RAISED), (True, Status.RAISED), (True, Status.RAISED)]
+        + [(False, Status.RAISED), (False, Status.OK)]
+    ):
+        life.step(Asked(Batch(number, 0, 2, 0, LIMIT_S, is_one)), 2.0)
+        life.step(Received(Frame(Kind.DONE, batch=number, status=status)), 2.1)
+        failing.append(bool(life.failing))
+
+    assert failing == [False] * 10 + [True, True, False]

@@ -129,6 +129,49 @@ async def test_a_raising_model_fails_its_batch_and_no_other() -> None:
 
 
 @in_loop
+async def test_a_request_on_which_a_model_raises_fails_alone_and_the_others_of_its_batch_are_answered() -> None:
+    pool = pool_of([MODEL])
+    turns, executor = glet_turns(pool, [MODEL], latency_s=0.01, batch=8)
+    client = Client(pool)
+    executor.raises, executor.poison = "index 5 is out of bounds", 5.0
+    pool.switch([turns], {})
+    client.send(100)  # runs, so that the next are one batch
+
+    for number in range(8):
+        client.send(number)
+    await client.all(9)
+
+    assert [number for number, end in client.ends if end == Kind.RAISED] == [5]
+    assert {number: end for number, end in client.ends if number != 5} == {
+        number: [[[2.0 * number] * 3]] for number in (*range(5), 6, 7, 100)
+    }
+    assert sorted(rows for _, rows in executor.ran) == [1, 1, 1, 2, 2, 4, 4, 8]
+    assert pool.is_ready("twice")
+    assert (pool.counts["twice"].met, pool.counts["twice"].failed, pool.counts["twice"].again) == (8, 1, 0)
+
+
+@in_loop
+async def test_requests_of_a_batch_that_raised_take_no_turn_of_another_model() -> None:
+    other = model_file("other")
+    pool = pool_of([MODEL, other])
+    turns, executor = glet_turns(pool, [MODEL, other], latency_s=0.01, batch=8)
+    client, others = Client(pool), Client(pool)
+    executor.raises, executor.poison = "no", 5.0
+    pool.switch([turns], {})
+    for number in (100, *range(8)):
+        client.send(number)
+    async with asyncio.timeout(60):
+        while ("twice", 8) not in executor.ran:
+            await asyncio.sleep(0.001)
+
+    others.send_rows(0, np.zeros((1, 3), "f4"), "other", within_s=30.0)
+    await client.all(9)
+
+    # One batch may have been staged by then.
+    assert ("other", 1) in executor.ran[:4]
+
+
+@in_loop
 async def test_a_glet_whose_model_always_raises_is_left_out_while_another_one_serves_it() -> None:
     pool = pool_of([MODEL])
     broken, fails_at_once = glet_turns(pool, [MODEL])
@@ -237,7 +280,7 @@ def test_a_request_that_runs_again_is_given_up_only_if_it_would_be_late_alone() 
     requests = [
         Waiting(
             model="twice", rows=1, inputs=[], arrived_s=0.0, deadline_s=0.1, encode=list,
-            answer=lambda _: None, fail=lambda _: None, is_again=number == 0,
+            answer=lambda _: None, fail=lambda _: None, group=number == 0,
         )
         for number in range(4)
     ]  # fmt: skip

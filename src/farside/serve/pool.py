@@ -1,11 +1,13 @@
 """The pool: requests of all models, the glets that take turns at them, and what is in flight.
 
 How it works
-  A request waits in its model's queue until a glet's turn takes it (scheduler/sharing/glet/round.py): so a late or dead
-  executor holds nothing but the batch that it runs and the one that is staged behind that. A batch's rows are copied
-  into a slot of the executor's memory; when it is done each request is answered from there. Batches have numbers of
-  their own: an answer to a batch that is not in flight is dropped and counted. A glet on which a model raises each time
-  is left out for it while another one serves it, but for a try now and then, whose request the other one gets.
+  A request waits in its model's queue until a glet's turn takes it (scheduler/sharing/glet/round.py): so a late or
+  dead executor holds nothing but the batch that it runs and the one that is staged behind that. A batch's rows are
+  copied into a slot of the executor's memory; when it is done each request is answered from there. Batches have
+  numbers of their own: an answer to a batch that is not in flight is dropped and counted. Where a model raises on a
+  batch of several requests, each half of them runs again, until the one is alone that is to blame. A glet on which a
+  model raises each time is left out for it while another one serves it, but for a try now and then, whose request the
+  other one gets.
 
   All is called from one event loop. Times are seconds of its clock, which is CLOCK_MONOTONIC.
 """
@@ -43,7 +45,7 @@ class Executor(Protocol):
 
     @property
     def failing(self) -> frozenset[str]:
-        """Models that raised on each of their last batches."""
+        """Models that raised on each of their last batches, also on requests that were alone."""
         ...
 
     def slot_inputs(self, model: str, slot: int) -> Mapping[str, Array]:
@@ -54,8 +56,11 @@ class Executor(Protocol):
         """A slot's outputs by name; the first rows are of the batch that ended last there."""
         ...
 
-    def run(self, batch: int, model: str, rows: int, slot: int) -> None:
-        """Runs the first rows of a slot; `Pool.ended` is called when that has ended, in the order of the calls."""
+    def run(self, batch: int, model: str, rows: int, slot: int, *, is_one: bool) -> None:
+        """Runs the first rows of a slot, which are of one request, or of several.
+
+        `Pool.ended` is called when that has ended, in the order of the calls.
+        """
         ...
 
 
@@ -328,24 +333,32 @@ class Pool:
         self._serve(model, [*(one for one in self._by_model[model] if one is not turns), turns])
         glet = turns.glet
         if is_failing and not was_failing and self._rarely.may((model, glet.gpu, glet.part_pct)) is not None:
+            others = len(self._by_model[model]) - 1
+            used = "; others that serve it are used meanwhile" if others else ""
             _log.warning(
-                "a model raises each time on a part; others that serve it are used meanwhile", model=model,
-                gpu=glet.gpu, part_pct=glet.part_pct, others=len(self._by_model[model]) - 1, why=raised,
+                f"a model raises each time on a part{used}", model=model, gpu=glet.gpu, part_pct=glet.part_pct,
+                others=others, why=raised,
             )  # fmt: skip
 
     def _raised(self, turns: Turns, batch: _Batch, why: str) -> None:
-        """Fails a batch; where its model is left out, other glets get its requests first."""
-        now_s, again = self._loop.time(), list[Waiting]()
-        for one in batch.requests:
-            if batch.model in turns.round.tries and self._is_tried_again(one, now_s):
-                again.append(one)
-            else:
-                self._fail(one, InferenceError(Kind.RAISED, f"{batch.model} raised: {why}"[:500]))
-        if again:
-            self.queues[batch.model].put_back(again)
-            for other in self._by_model[batch.model]:
-                if other is not turns:
-                    self._look(other)
+        """Fails a request that was alone; where its model is left out, other glets get it first.
+
+        Of several requests one may be to blame for all: each half runs again, in its turn and while there is time.
+        """
+        again = [one for one in batch.requests if not one.is_cancelled]
+        if len(batch.requests) > 1:
+            half = (len(again) + 1) // 2
+            for group in (again[:half], again[half:]):
+                self._number += 1
+                for one in group:
+                    one.group = self._number
+        elif batch.model not in turns.round.tries or not self._is_tried_again(batch.requests[0], self._loop.time()):
+            self._fail(batch.requests[0], InferenceError(Kind.RAISED, f"{batch.model} raised: {why}"[:500]))
+            return
+        self.queues[batch.model].put_back(again)
+        for other in self._by_model[batch.model]:
+            if other is not turns:
+                self._look(other)
 
     def died(self, turns: Turns, line: str) -> None:
         """An executor has ended: what it ran is queued again once, what was staged as if nothing had been."""
@@ -377,7 +390,8 @@ class Pool:
         """Whether a request goes back to its queue: once, if there is time, and its client has not gone."""
         if one.is_cancelled or one.is_again or one.deadline_s < now_s + self._least_s[one.model][one.rows - 1]:
             return False
-        one.is_again = True
+        self._number += 1
+        one.is_again, one.group = True, self._number
         self.counts[one.model].again += 1
         return True
 
@@ -434,7 +448,7 @@ class Pool:
                 copied_s=self._loop.time() - began_s,
             )
         )  # fmt: skip
-        turns.executor.run(self._number, name, at, slot)
+        turns.executor.run(self._number, name, at, slot, is_one=len(requests) == 1)
         if len(turns.batches) == 1 and self.queues[name].rows:
             self._look_at(turns, max(self._loop.time(), ends_s - STAGE_S))
 

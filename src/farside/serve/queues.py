@@ -4,6 +4,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
 
 from farside.scheduler.sharing.glet.gate import Gate
@@ -20,8 +21,8 @@ class Waiting:
     """A request until it is answered: exactly one of ``answer`` and ``fail`` is called, once, unless it is cancelled.
 
     ``inputs``: in the model's order, ``rows`` each. ``due_s``: when it is to be answered, so that its client has the
-    answer by its deadline; its queue sets it. ``is_again``: it was in a batch when an executor died or kept failing,
-    and runs by itself now.
+    answer by its deadline; its queue sets it. ``is_again``: it was in a batch when an executor died or kept failing.
+    ``group``: it may be in one batch with those of this number alone; 0: with any that has none.
     """
 
     model: str
@@ -33,6 +34,7 @@ class Waiting:
     answer: Callable[[Any], None]
     fail: Callable[[InferenceError], None]
     is_again: bool = False
+    group: int = 0
     is_cancelled: bool = False
     staged_s: float = 0.0
     due_s: float = 0.0
@@ -54,9 +56,10 @@ class RequestQueue:
         return len(self._requests)
 
     def waiting(self, now_s: float) -> int:
-        """Rows that wait; where the first runs again, which it does alone, its own: by these its batch is judged."""
+        """Rows that wait; where the first is of a group, that group's: by these its batch is judged."""
         requests = self._requests
-        return requests[0].rows if requests and requests[0].is_again else self.rows
+        group = requests[0].group if requests else 0
+        return sum(one.rows for one in takewhile(lambda one: one.group == group, requests)) if group else self.rows
 
     def oldest(self) -> int:
         """Rows of the first."""
@@ -82,7 +85,7 @@ class RequestQueue:
         requests = self._requests
         due_s = one.due_s = one.deadline_s - lain_s
         at = len(requests)
-        while at and requests[at - 1].due_s > due_s and not requests[at - 1].is_again:
+        while at and requests[at - 1].due_s > due_s and not requests[at - 1].group:
             at -= 1
         if at == len(requests):
             requests.append(one)
@@ -90,18 +93,20 @@ class RequestQueue:
             requests.insert(at, one)
 
     def put_back(self, batch: Sequence[Waiting]) -> None:
-        """Puts a batch at the head, in its order."""
+        """Puts a batch at the head, in its order, as if it had never been taken."""
         self._requests.extendleft(reversed(batch))
-        self.rows += sum(one.rows for one in batch)
+        rows = sum(one.rows for one in batch)
+        self.rows += rows
+        self.gate.took(-rows)
 
     def take(self, rows: int) -> list[Waiting]:
-        """The first requests with at most ``rows`` rows together, but one at least; one that runs again is alone."""
+        """The first requests with at most ``rows`` rows together, but one at least; of one group, or all of none."""
         waited = self.rows
         taken = [self._popped()]
         left = rows - taken[0].rows
-        while not taken[0].is_again and self._requests:
+        while self._requests:
             first = self._requests[0]
-            if first.rows > left or first.is_again:
+            if first.rows > left or first.group != taken[0].group:
                 break
             left -= first.rows
             taken.append(self._popped())
