@@ -1,5 +1,7 @@
 """Tables of profiles are read whole or refused in one line that says where and what to do."""
 
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -94,7 +96,19 @@ def test_the_one_shared_table_that_covers_all_models_is_found() -> None:
         ({"latency": latencies().replace(CELL, "large,40,1,", 1)}, r"batch 1 on 40 % is there twice"),
         ({"latency": latencies().replace(CELL, "large,40,2,-", 1)}, r"latency_ms '-.*' is not between"),
         ({"latency": latencies() + "large,40\n"}, r"line 38: is too short"),
-        ({"latency": "\n".join(r for r in latencies().splitlines() if ",100," not in r)}, r"of a whole device"),
+        (
+            {"latency": "\n".join(r for r in latencies().splitlines() if ",100," not in r)},
+            r"of a whole device for small",
+        ),
+        (
+            {"latency": "\n".join(r for r in latencies().splitlines() if not r.startswith("large,100,"))},
+            r"has no latencies of a whole device for large; add rows with part_pct 100, or take the model out",
+        ),
+        ({"models": "slo_ms," + MODELS.replace("\n", "\n7,", 2)}, r"models.csv: has the column slo_ms twice; keep one"),
+        ({"latency": latencies().replace("\n", ",latency_ms\n", 1)}, r"derived.csv: has the column latency_ms twice"),
+        ({"overhead": OVERHEAD.replace("\n", ", batch\n", 1)}, r"batch-overhead.csv: has the column batch twice"),
+        ({"latency": ""}, r"no \*LATENCY\*.csv has all models of models.csv \(.*gpu-LATENCY-derived.csv is empty\)"),
+        ({"latency": latencies().replace(",", ";")}, r"gpu-LATENCY-derived.csv has no column part_pct"),
         ({"util": utilisation().replace("large", "other")}, r"gpu-UTIL.CSV: has no row of large"),
         ({"constants": CONSTANTS + "1,1,1,1,1\n"}, r"has 2 rows"),
         ({"util": utilisation() + "large,2,1,20,1,1\n"}, r"gpu-UTIL.CSV, line 10: batch 2 is there twice"),
@@ -109,6 +123,32 @@ def test_what_is_wrong_is_one_line(tmp_path: Path, changed: dict[str, str], mess
 
     assert "\n" not in str(caught.value)
     assert "; " in str(caught.value)
+
+
+def test_a_table_with_all_cells_in_quotes_is_read(tmp_path: Path) -> None:
+    plain, path = read_tables(derived(tmp_path)), tmp_path / "gpu-LATENCY-derived.csv"
+    path.write_text("\n".join(",".join(f'"{cell}"' for cell in row.split(",")) for row in latencies().splitlines()))
+
+    assert read_tables(tmp_path).models == plain.models
+
+
+@pytest.mark.parametrize("name", ["models.csv", "gpu-LATENCY-derived.csv"])
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo], ids=["folder", "pipe"])
+def test_a_table_that_is_no_regular_file_is_refused(tmp_path: Path, name: str, make: Callable[[Path], None]) -> None:
+    path = derived(tmp_path) / name
+    path.unlink()
+    make(path)
+
+    with pytest.raises(ConfigError, match=rf"{name}: is no regular file; put a CSV file in its place"):
+        read_tables(tmp_path)
+
+
+def test_a_table_of_co_runs_with_a_column_twice_is_refused(tmp_path: Path) -> None:
+    path = measured(tmp_path) / "gpu-INTERFERENCE.csv"
+    path.write_text(path.read_text().replace("\n", ",part_pct\n", 1))
+
+    with pytest.raises(ConfigError, match=r"INTERFERENCE.csv: has the column part_pct twice"):
+        read_tables(tmp_path)
 
 
 def test_a_co_run_that_is_there_twice_is_refused(tmp_path: Path) -> None:

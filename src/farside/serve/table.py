@@ -4,6 +4,7 @@ import csv
 import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from farside.serve.profile.folder import HEADER, Header, read_header
 
 MODELS, OVERHEAD = "models.csv", "batch-overhead.csv"
 DERIVED = "LATENCY-derived.csv"
+INSTANCES = "mig_gpcs"  # the column that tables of MIG instances have in the place of part_pct
 # Of an executor besides its models, and of a device: of the paper's, for tables that say nothing of it.
 PROCESS_MB, USABLE_MB = 1230.0, 9900.0
 BATCH_MAX = 1024
@@ -68,9 +70,13 @@ def read_tables(folder: Path, device: str = "") -> Tables:
     listed = _read_models(folder / MODELS)
     path, prefix, measured = _latency_table(folder, listed, device)
     is_derived = path.name.endswith(DERIVED)
+    lacking = [name for name in listed if WHOLE_PCT not in _parts(measured, name)]
+    if lacking:
+        raise ConfigError(
+            f"{path}: has no latencies of a whole device for {', '.join(lacking[:3])}",
+            hint=f"add rows with part_pct {WHOLE_PCT}, or take the model out of {MODELS}",
+        )
     parts = sorted(set.intersection(*(_parts(measured, name) for name in listed)))
-    if WHOLE_PCT not in parts:
-        raise ConfigError(f"{path}: has no latencies of a whole device", hint="add rows with part_pct 100")
     # Plans have no parts that only some models were measured on.
     latencies = {(name, part): cells for (name, part), cells in measured.items() if part in parts}
     largest = {name: min(max(latencies[name, part]) for part in _parts(latencies, name)) for name in listed}
@@ -124,24 +130,43 @@ def _parts(grid: Grid, model: str) -> set[int]:
 # ---- files
 
 
-def _rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, Mapping[str, str]]]:
-    """Each row of a CSV file, with the file and its line for messages."""
+@contextmanager
+def _read_of(path: Path) -> Iterator["csv.DictReader[str]"]:
+    """A reader of a CSV file, which has read the names of the columns."""
     try:
+        if path.exists() and not path.is_file():
+            raise ConfigError(f"{path}: is no regular file", hint="put a CSV file in its place, or take it away")
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file, strict=True)
-            missing = [name for name in columns if name not in (reader.fieldnames or ())]
-            if missing:
-                raise ConfigError(
-                    f"{path}: has no column {', '.join(missing)}", hint=f"give it the columns {', '.join(columns)}"
-                )
-            for row in reader:
-                if any(row[name] is None for name in columns):
-                    raise ConfigError(f"{path}, line {reader.line_num}: is too short", hint="give it all columns")
-                yield f"{path}, line {reader.line_num}", row
+            reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
+            yield reader
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}", hint="name a folder that has this file") from error
     except (csv.Error, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: is no CSV file ({error})", hint="give it comma-separated text") from error
+
+
+def _columns(path: Path) -> Sequence[str]:
+    with _read_of(path) as reader:
+        return reader.fieldnames or ()
+
+
+def _rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, Mapping[str, str]]]:
+    """Each row of a CSV file, with the file and its line for messages."""
+    with _read_of(path) as reader:
+        there = list(reader.fieldnames or ())
+        missing = [name for name in columns if name not in there]
+        if missing:
+            raise ConfigError(
+                f"{path}: has no column {', '.join(missing)}", hint=f"give it the columns {', '.join(columns)}"
+            )
+        twice = [name for name in columns if there.count(name) > 1]
+        if twice:
+            raise ConfigError(f"{path}: has the column {twice[0]} twice", hint="keep one of them")
+        for row in reader:
+            if any(row[name] is None for name in columns):
+                raise ConfigError(f"{path}, line {reader.line_num}: is too short", hint="give it all columns")
+            yield f"{path}, line {reader.line_num}", row
 
 
 def _number(where: str, name: str, text: str, low: float, high: float) -> float:
@@ -189,10 +214,9 @@ def _latency_table(folder: Path, listed: Mapping[str, _Listed], device: str) -> 
     fitting: list[tuple[Path, Grid]] = []
     lacks = ""
     for path in candidates:
-        with path.open(encoding="utf-8-sig", errors="replace") as file:
-            columns = file.readline().strip().split(",")
+        columns = _columns(path)
         if "part_pct" not in columns:
-            lacks = lacks or f"{path} is of instances, not of parts in percent"
+            lacks = lacks or f"{path} {_without_parts(columns)}"
             continue
         grid = _grid(path, "latency_ms", 1e-6, 1e9)
         missing = [name for name in listed if not _parts(grid, name)]
@@ -212,6 +236,13 @@ def _latency_table(folder: Path, listed: Mapping[str, _Listed], device: str) -> 
         raise ConfigError(f"{folder}: {names} have all models", hint="choose one by --device and the begin of its name")
     path, grid = fitting[0]
     return path, path.name.partition("LATENCY")[0].rstrip("-"), grid
+
+
+def _without_parts(columns: Sequence[str]) -> str:
+    """What is wrong with a latency table of these columns, which has no parts."""
+    if not columns:
+        return "is empty"
+    return "is of instances, not of parts in percent" if INSTANCES in columns else "has no column part_pct"
 
 
 def _grid(path: Path, column: str, low: float, high: float) -> Grid:
