@@ -14,7 +14,7 @@ from msgspec import structs
 
 from farside.cli.serve import PlanRequest
 from farside.cli.serving.cuts import check_cuts
-from farside.cli.serving.plan import busy_ms, run
+from farside.cli.serving.plan import Judge, busy_ms, run
 from farside.errors import ConfigError
 from farside.scheduler.sharing.glet.plan import Glet, Plan, Portion
 from farside.scheduler.sharing.glet.portfolio import IDEAL_CUTS_MAX, ways_to_cut
@@ -165,6 +165,17 @@ def check_alone(judged: dict[str, Any]) -> None:
 def test_bad_options_end_before_anything_is_planned(tmp_path: Path, fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         run(PlanRequest(table=derived(tmp_path), **fields), None)
+
+
+def test_no_scenario_is_planned_where_a_later_row_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, judged = tmp_path / "scenarios.csv", []
+    path.write_text("small\n1\n2\nmuch\n")
+    monkeypatch.setattr(Judge, "judge", lambda _, rates: judged.append(rates))
+
+    with pytest.raises(ConfigError, match="line 4, small: 'much' is not a rate"):
+        run(PlanRequest(table=derived(tmp_path), scenarios=path), None)
+
+    assert judged == []
 
 
 def test_ideal_is_refused_where_a_table_has_more_cuts_than_it_can_try(tmp_path: Path) -> None:

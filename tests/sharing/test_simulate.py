@@ -19,7 +19,8 @@ from farside.scheduler.sharing.glet.size import Sizes
 from farside.scheduler.sim.serving.arrivals import Course, drawn
 from farside.scheduler.sim.serving.play import Epochs, EpochSettings, Played, play_plan, violated_share
 from tests.sharing.drawn import device, model, slowing
-from tests.sharing.tables import derived
+from tests.sharing.tables import MODELS as MODELS_FILE
+from tests.sharing.tables import derived, latencies, utilisation
 
 MODELS = {"a": model("a"), "b": model("b", slo_ms=200.0)}
 SIZES = Sizes(MODELS, device(slowing(MODELS, 0.1)))
@@ -195,7 +196,14 @@ def test_a_scheduler_without_a_plan_is_said_so(tmp_path: Path, capsys: pytest.Ca
     ("fields", "message"),
     [
         ({}, "wants --rates or --recorded"),
-        ({"rates": "small=1", "scheduler": "glut"}, "has an unknown name"),
+        (
+            {"rates": "small=1", "scheduler": "glet,glut"},
+            "--scheduler 'glet,glut': 'glut' is no scheduler; choose",
+        ),
+        (
+            {"rates": "small=1", "scheduler": ""},
+            "--scheduler '': names no scheduler; choose of sbp, half",
+        ),
         ({"rates": "small=1", "scheduler": "ideal", "gpus": 64}, "are too many"),
         ({"rates": "small=1", "duration_s": 0.0}, "--duration-s 0"),
         ({"rates": "small=1", "load": float("nan")}, "--load nan"),
@@ -218,7 +226,23 @@ def test_recorded_times_rise_from_zero(tmp_path: Path) -> None:
         ("at_s,small\n1,1\n", "does not rise from 0"),
         ("at_s,small\n0,1\n0,2\n", "line 3: at_s 0 does not rise"),
         ("at_s,small\n0,0\n", "no model has requests"),
+        ("at_s,small\n0,1\n-1,1\n", "line 3: at_s '-1' is no time; give seconds that rise from 0"),
+        ("at_s,small\nnoon,1\n", "line 2: at_s 'noon' is no time"),
+        ("at_s,other\n0,1\n", "line 1: 'other' has no profile in the table; the table has large, small$"),
+        ("at,small\n0,1\n", "line 1: 'at' has no profile in the table; did you mean at_s"),
     ):
         path.write_text(text)
         with pytest.raises(ConfigError, match=message):
             run(SimulateRequest(table=derived(tmp_path), recorded=path), None)
+
+
+def test_a_model_that_is_called_as_the_column_of_times_has_no_recorded_rates(tmp_path: Path) -> None:
+    folder = derived(
+        tmp_path, models=MODELS_FILE.replace("small", "at_s"), latency=latencies().replace("small", "at_s"),
+        util=utilisation().replace("small", "at_s"),
+    )  # fmt: skip
+    path = tmp_path / "recorded.csv"
+    path.write_text("at_s,large\n0,1\n")
+
+    with pytest.raises(ConfigError, match="a model of the table is called at_s, as the column of times"):
+        run(SimulateRequest(table=folder, recorded=path), None)

@@ -10,7 +10,7 @@ from farside.errors import ConfigError
 from farside.scheduler.sharing.glet.plan import Plan
 from farside.scheduler.sharing.glet.portfolio import plan
 from farside.scheduler.sharing.glet.size import Sizes
-from farside.serve.scenario import parse_rates, read_scenarios
+from farside.serve.scenario import parse_rates, parse_slos, read_scenarios
 from farside.serve.table import read_tables
 from tests.sharing.drawn import GLET_DATA, needs_tables, shared_tables
 from tests.sharing.tables import CONSTANTS, MODELS, OVERHEAD, derived, latencies, measured, utilisation
@@ -177,6 +177,7 @@ def test_instances_are_no_parts() -> None:
 
 def test_rates_are_read_and_what_is_wrong_with_them_is_said() -> None:
     assert parse_rates("a=100, b=2.5", "abc") == {"a": 100.0, "b": 2.5}
+    assert parse_rates("v=1=100,v=2", ("v", "v=1")) == {"v=1": 100.0, "v": 2.0}
     for text, message in (
         ("a", "is not MODEL=RATE"),
         ("=1", "is not MODEL=RATE"),
@@ -188,6 +189,19 @@ def test_rates_are_read_and_what_is_wrong_with_them_is_said() -> None:
     ):
         with pytest.raises(ConfigError, match=message):
             parse_rates(text, ("a", "resnet50"))
+
+
+def test_slos_are_read_and_what_is_wrong_with_them_is_said() -> None:
+    assert parse_slos("a=100, b=2.5", "abc") == {"a": 100.0, "b": 2.5}
+    assert parse_slos("", "abc") == {}
+    for text, message in (
+        ("a=1,a=77", "--slo a=77: a is there twice; give each model one SLO"),
+        ("a", "--slo a: is no time"),
+        ("a=inf", "is no time; give milliseconds up to"),
+        ("d=1", "'d' has no profile"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            parse_slos(text, "abc")
 
 
 def test_scenarios_are_read_and_what_is_wrong_with_them_is_said(tmp_path: Path) -> None:

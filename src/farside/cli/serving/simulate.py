@@ -88,9 +88,8 @@ def _check(request: SimulateRequest) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(name.strip() for name in request.scheduler.split(",") if name.strip()))
     unknown = [name for name in names if name not in SCHEDULERS]
     if unknown or not names:
-        raise ConfigError(
-            f"--scheduler {request.scheduler}: has an unknown name", hint=f"choose of {', '.join(SCHEDULERS)}"
-        )
+        what = f"{unknown[0]!r} is no scheduler" if unknown else "names no scheduler"
+        raise ConfigError(f"--scheduler {request.scheduler!r}: {what}", hint=f"choose of {', '.join(SCHEDULERS)}")
     if request.duration_s is not None and not 1 <= request.duration_s <= _DURATION_MAX_S:
         raise ConfigError(
             f"--duration-s {request.duration_s:g}: is out of bounds", hint=f"give 1 to {_DURATION_MAX_S:g} seconds"
