@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from farside.cli.serve import PlanRequest
+from farside.cli.serve import IDEAL_GPUS_MAX, PlanRequest
 from farside.cli.serving.cuts import check_cuts
 from farside.cli.serving.plan import Judge, busy_ms, run
 from farside.errors import ConfigError
@@ -188,6 +188,10 @@ def test_ideal_is_refused_where_a_table_has_more_cuts_than_it_can_try(tmp_path: 
 
     most = int(str(told.value.hint).split()[3])
     assert ways_to_cut(fine.device, most) <= IDEAL_CUTS_MAX < ways_to_cut(fine.device, most + 1)
+
+
+def test_the_help_says_how_many_gpus_ideal_takes() -> None:
+    assert f"For ideal it has to be given: {IDEAL_GPUS_MAX} at most" in " ".join(command("--help").stdout.split())
 
 
 def test_equal_halves_of_a_gpu_slow_each_other_in_what_is_printed(tmp_path: Path) -> None:

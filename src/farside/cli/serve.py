@@ -15,6 +15,7 @@ serve_app = typer.Typer(
 )
 
 GPUS_MAX = 256
+IDEAL_GPUS_MAX = 12  # which all cuts are tried of
 
 
 _Table = Annotated[
@@ -29,7 +30,11 @@ _Rates = Annotated[
 _Gpus = Annotated[
     int,
     typer.Option(
-        metavar="N", min=1, max=GPUS_MAX, help="Number of GPUs; glet uses as few as it has a plan on, ideal maybe all."
+        metavar="N",
+        min=1,
+        max=GPUS_MAX,
+        help="Number of GPUs; glet uses as few as it has a plan on, ideal maybe all. "
+        f"For ideal it has to be given: {IDEAL_GPUS_MAX} at most, fewer where the table has many parts.",
     ),
 ]
 

@@ -3,11 +3,10 @@
 from collections.abc import Collection
 from pathlib import Path
 
+from farside.cli.serve import IDEAL_GPUS_MAX
 from farside.errors import ConfigError
 from farside.scheduler.sharing.glet.portfolio import IDEAL_CUTS_MAX, ways_to_cut
 from farside.serve.table import Tables
-
-_IDEAL_GPUS = 12
 
 
 def check_cuts(table: Path, tables: Tables, schedulers: Collection[str], gpus: int) -> None:
@@ -15,7 +14,7 @@ def check_cuts(table: Path, tables: Tables, schedulers: Collection[str], gpus: i
     if "half" in schedulers and not any(cut == (50, 50) for cut in tables.device.cuts):
         raise ConfigError(f"{table}: has no latencies of 50 %", hint="choose another --scheduler than half")
     if "ideal" in schedulers:
-        counts = range(1, min(gpus, _IDEAL_GPUS) + 1)
+        counts = range(1, min(gpus, IDEAL_GPUS_MAX) + 1)
         most = max((n for n in counts if ways_to_cut(tables.device, n) <= IDEAL_CUTS_MAX), default=0)
         if most < gpus:
             raise ConfigError(
