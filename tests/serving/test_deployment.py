@@ -16,6 +16,8 @@ slo_ms = 100
 rate = 50
 """
 
+LEASED = 'device = "mps"\ngpus_max = 1\nkey_file = "key"\n'
+
 
 def written(folder: Path, text: str) -> Path:
     (folder / "net.onnx").touch()
@@ -46,8 +48,13 @@ def test_without_a_folder_of_the_users_own_the_admin_socket_has_to_be_named(tmp_
         ("x = [", "is no TOML file"),
         (GOOD.replace("name =", "namo ="), "namo is no setting; did you mean name?"),
         (GOOD.replace("slo_ms", "slo"), "model.net.slo is no setting; did you mean slo_ms?"),
-        (GOOD.replace("slo_ms = 100\n", ""), "slo_ms"),
-        (GOOD.replace("= 100", '= "100"'), "model[...].slo_ms: expected float, got str"),
+        (GOOD.replace("slo_ms = 100\n", ""), "model.net.slo_ms is missing"),
+        (GOOD.replace("= 100", '= "100"'), "model.net.slo_ms: expected float, got str"),
+        ("model = {net = 5}", "model.net: expected object, got int"),
+        ('name = "vision"', "model is missing"),
+        (GOOD + 'max_shape = {"x:0" = 5}', "model.net.max_shape.x:0: expected array, got int"),
+        (GOOD + "max_shape = {x = [8, 1.5]}", "model.net.max_shape.x[1]: expected int, got float"),
+        (GOOD + "max_shape = 5", "model.net.max_shape: expected object, got int"),
         (GOOD.replace("= 100", "= 0"), "model.net.slo_ms = 0.0 is out of bounds"),
         (GOOD.replace("= 50", "= inf"), "model.net.rate = inf is no rate"),
         (GOOD.replace("= 50", "= -1"), "model.net.rate = -1.0 is no rate"),
@@ -55,11 +62,6 @@ def test_without_a_folder_of_the_users_own_the_admin_socket_has_to_be_named(tmp_
         (GOOD.replace("net.onnx", "gone.onnx"), "gone.onnx is no file"),
         (GOOD.replace("[model.net]", '[model."a/b"]'), "model.a/b is no name of a model"),
         ("model = {}", "has 0 models"),
-        ("lease_s = 39" + GOOD, "lease_s = 39 is out of bounds; give 40 to "),
-        ("lease_s = 60\nreplace_before_s = 40" + GOOD, "replace_before_s = 40 is out of bounds; give 20 to 30"),
-        ("replace_before_s = 19" + GOOD, "replace_before_s = 19 is out of bounds; give 20 to 43200"),
-        ("spare_gpus = -1" + GOOD, "spare_gpus = -1 is out of bounds; give 0 to 64"),
-        ('memory = "much"' + GOOD, "memory: "),
         ('device = "mig"' + GOOD, "'mig': an instance is not cut further; use gpu, which takes an instance"),
         ('device = "green"' + GOOD, "model.net.file = 'net.onnx': device = 'green' serves TorchScript files alone"),
         ('device = "mps"\ncpu_devices = [[0]]' + GOOD, "cpu_devices are cores, and device = 'mps' has GPUs"),
@@ -81,6 +83,10 @@ def test_without_a_folder_of_the_users_own_the_admin_socket_has_to_be_named(tmp_
             'plain_http = true\nmetrics_listen = "tcp:0.0.0.0:8001"' + GOOD,
             "grpc_listen = 'tcp:127.0.0.1:8001' and metrics_listen = 'tcp:0.0.0.0:8001' can't both listen",
         ),
+        ('http_listen = ""\ngrpc_listen = ""' + GOOD, "http_listen and grpc_listen are both empty, so no request can"),
+        ('admin_socket = "net.onnx"' + GOOD, "net.onnx: a file that is no socket is there; name another path"),
+        ('admin_socket = "net.onnx/s"' + GOOD, "net.onnx/s: Not a directory; name another path"),
+        (f'admin_socket = "{"a" * 107}"' + GOOD, "is longer than the 107 bytes of a unix socket's path; name"),
         ('tls_cert = "c.pem"' + GOOD, "tls_cert and tls_key go together"),
         ('token_file = "gone"' + GOOD, "can't be read; name a file of tokens"),
     ],
@@ -94,11 +100,12 @@ def test_what_is_wrong_is_named_in_one_line(tmp_path: Path, text: str, line: str
     assert "\n" not in str(raised.value)
 
 
-def test_what_only_leases_have_is_refused_on_a_machine(tmp_path: Path) -> None:
-    deployment = read_deployment(written(tmp_path, 'qos = "serving"' + GOOD), tmp_path)
+@pytest.mark.parametrize(("key", "value"), [("qos", '"serving"'), ("lease_s", "100")])
+def test_what_only_leases_have_is_refused_on_a_machine(tmp_path: Path, key: str, value: str) -> None:
+    deployment = read_deployment(written(tmp_path, f"{key} = {value}{GOOD}"), tmp_path)
 
     with pytest.raises(
-        ConfigError, match=r"qos is of a deployment on a manager's nodes; .* name a manager by --manager"
+        ConfigError, match=rf"{key} is of a deployment on a manager's nodes; .* name a manager by --manager"
     ):
         check_for_machine(deployment)
 
@@ -111,6 +118,22 @@ def test_what_only_leases_have_is_refused_on_a_machine(tmp_path: Path) -> None:
         ('device = "mps"', "names no gpus_max"),
         ('device = "cpu"\ncpu_devices = [[0]]', "names no gpus_max"),
         ('device = "cpu"\ncpu_devices = [[0]]\ngpus_max = 2', "names no key_file"),
+        (f"{LEASED}lease_s = 39", "lease_s = 39 is out of bounds; give 40 to "),
+        (
+            f"{LEASED}lease_s = 100",
+            "replace_before_s = 600, its default, is more than half of lease_s = 100; give replace_before_s up to 50",
+        ),
+        (
+            f"{LEASED}replace_before_s = 50000",
+            "replace_before_s = 50000 is more than half of lease_s = 86400, its default; give replace_before_s up",
+        ),
+        (
+            f"{LEASED}lease_s = 60\nreplace_before_s = 40",
+            "replace_before_s = 40 is more than half of lease_s = 60; give replace_before_s up to 30, or",
+        ),
+        (f"{LEASED}replace_before_s = 19", "replace_before_s = 19 is out of bounds; give 20 to "),
+        (f"{LEASED}spare_gpus = -1", "spare_gpus = -1 is out of bounds; give 0 to 64"),
+        (f'{LEASED}memory = "much"', "memory: "),
     ],
 )
 def test_what_leases_need_is_asked_for_in_one_line(tmp_path: Path, text: str, line: str) -> None:

@@ -8,10 +8,12 @@ import itertools
 import math
 import os
 import re
+import stat
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -21,7 +23,7 @@ from farside.agent.serving.model_file import FRAMEWORKS, MAX_BATCH
 from farside.agent.serving.partition.catalog import AUTO, DRIVERS, NOT_SERVED, ON_CORES, ON_GPU
 from farside.agent.serving.partition.cpu import CAPACITY_PCT, CAPACITY_PCT_MIN, PREPARE_PCT_MIN
 from farside.agent.serving.partition.green import FRAMEWORK as GREEN_FRAMEWORK
-from farside.endpoint import exclude, is_near, parse_address
+from farside.endpoint import exclude, is_near, parse_address, socket_path
 from farside.errors import ConfigError
 from farside.scheduler.sharing.glet.profile import WHOLE_PCT, DeviceProfile, Interference, Load, ModelProfile
 from farside.serve.lease.terms import KEYS, LeaseTerms, check_terms
@@ -32,6 +34,8 @@ MODELS_MAX = 256
 SLO_MS_MAX = 600_000.0
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 MAX_BATCH_DEFAULT = 32
+_MISSING = "Object missing required field "
+KindT = TypeVar("KindT")
 NAME_HINT = "use letters, digits, dots, dashes; 64 at most"
 GPU_DRIVERS = ON_GPU - NOT_SERVED.keys()
 _DRIVERS = (AUTO, *sorted(ON_CORES), *sorted(GPU_DRIVERS))
@@ -180,10 +184,12 @@ def _read(path: Path) -> tuple[Mapping[str, object], _File]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: is no TOML file ({error})", hint="docs/serving.md has an example") from error
     _check_keys(path, said)
-    try:
-        return said, msgspec.convert(said, _File)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"{path}: {_where(error)}", hint="docs/serving.md has an example") from error
+    # One by one first: the library does not say which of several tables is wrong.
+    for name, table in _tables_of(said, "model"):
+        for tensor, shape in _tables_of(table, "max_shape"):
+            _converted(path, shape, tuple[int, ...], f"model.{name}.max_shape.{tensor}")
+        _converted(path, table, _Model, f"model.{name}")
+    return said, _converted(path, said, _File, "")
 
 
 def _check_keys(path: Path, said: Mapping[str, object]) -> None:
@@ -191,8 +197,7 @@ def _check_keys(path: Path, said: Mapping[str, object]) -> None:
     for key in said:
         if key not in known:
             raise ConfigError(f"{path}: {key} is no setting", hint=_nearest(key, known))
-    models = said.get("model", {})
-    for name, table in models.items() if isinstance(models, dict) else ():
+    for name, table in _tables_of(said, "model"):
         fields = [field.name for field in msgspec.structs.fields(_Model)]
         for key in table if isinstance(table, dict) else ():
             if key not in fields:
@@ -204,10 +209,27 @@ def _nearest(key: str, known: Sequence[str]) -> str:
     return f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
 
 
-def _where(error: msgspec.ValidationError) -> str:
+def _tables_of(said: object, key: str) -> Iterable[tuple[str, object]]:
+    """What a table has in the table of this key, if both are some."""
+    table = said.get(key) if isinstance(said, dict) else None
+    return table.items() if isinstance(table, dict) else ()
+
+
+def _converted(path: Path, said: object, kind: type[KindT], name: str) -> KindT:
+    """What a file says, as settings; ``name``: of the table or setting that this is, empty: it is the whole file."""
+    try:
+        return msgspec.convert(said, kind)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{path}: {_where(error, name)}", hint="docs/serving.md has an example") from error
+
+
+def _where(error: msgspec.ValidationError, name: str) -> str:
     """`Expected `int`, got `str` - at `$.gpus_max`` as a sentence that names the setting first."""
     text, _, place = str(error).partition(" - at `$")
-    return f"{place.strip('`.') or 'the file'}: {text[:1].lower()}{text[1:]}".replace("`", "")
+    where = f"{name}{place.strip('`')}".lstrip(".")
+    if text.startswith(_MISSING):
+        return f"{where}.{text.removeprefix(_MISSING)} is missing".lstrip(".").replace("`", "")
+    return f"{where or 'the file'}: {text[:1].lower()}{text[1:]}".replace("`", "")
 
 
 class _Checked:
@@ -238,6 +260,8 @@ class _Checked:
             "metrics_listen": self._address("metrics_listen", file.metrics_listen, is_secure=False),
         }
         self._check_apart(doors)
+        if not doors["http_listen"] and not doors["grpc_listen"]:
+            raise self._wrong("http_listen and grpc_listen are both empty, so no request can come", "open one of them")
         return Deployment(
             file=self._path,
             name=file.name,
@@ -273,17 +297,30 @@ class _Checked:
 
     def _admin_socket(self, state_folder: Path | None) -> Path:
         if self._file.admin_socket:
-            return self._in_folder(self._file.admin_socket)
+            return self._free_for_a_socket(self._in_folder(self._file.admin_socket))
         if state_folder is None:
             raise self._wrong(
                 "names no admin_socket, and there is no XDG_RUNTIME_DIR, a folder that is this user's alone",
                 'such as admin_socket = "admin.sock", beside this file',
             )
-        return state_folder / f"{self._file.name}.sock"
+        return self._free_for_a_socket(state_folder / f"{self._file.name}.sock")
+
+    def _free_for_a_socket(self, path: Path) -> Path:
+        """The path, if a socket can be there, as far as that is known before one is made."""
+        try:
+            socket_path(str(path))
+            if not stat.S_ISSOCK(path.lstat().st_mode):
+                raise self._wrong(f"admin_socket {path}: a file that is no socket is there", "name another path")
+        except ValueError as error:
+            raise self._wrong(f"admin_socket: {error}", "") from error
+        except (FileNotFoundError, PermissionError):  # its folder is made; others may ask for the status
+            pass
+        except OSError as error:
+            raise self._wrong(f"admin_socket {path}: {error.strerror}", "name another path") from error
+        return path
 
     def _check_numbers(self) -> None:
         file = self._file
-        check_terms(self._path, file)
         if file.device in NOT_SERVED:
             why, hint = NOT_SERVED[file.device]
             raise self._wrong(f"device = {file.device!r}: {why}", hint)
@@ -398,7 +435,7 @@ def check_for_manager(deployment: Deployment) -> None:
     """Whether a deployment can be served on a manager's nodes.
 
     Raises:
-        ConfigError: Its file lacks what leases need, or has what only a machine has.
+        ConfigError: Its file lacks what leases need, or says of them what can't be.
     """
     needs_cores = not deployment.is_on_gpus and not deployment.cpu_devices
     for is_wrong, what, hint in (
@@ -413,6 +450,7 @@ def check_for_manager(deployment: Deployment) -> None:
     ):
         if is_wrong:
             raise ConfigError(f"{deployment.file}: {what}", hint=hint)
+    check_terms(deployment.file, deployment.terms)
 
 
 def check_slos(deployment: Deployment, profiles: Mapping[str, ModelProfile]) -> None:

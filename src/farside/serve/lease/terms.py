@@ -46,7 +46,8 @@ _SAME_KEYS = ("argv", "nodes", "exclude", "features", "gpu_model", "memory_bytes
 _SAID_KEYS = ("partition", "account", "qos", "cpus_per_gpu")
 _NAMES_HERE = {"argv": "worker_command", "memory_bytes_per_gpu": "memory", "output": "log_dir"}
 
-KEYS = tuple(field.name for field in msgspec.structs.fields(LeaseTerms))
+_DEFAULTS = {field.name: field.default for field in msgspec.structs.fields(LeaseTerms)}
+KEYS = tuple(_DEFAULTS)
 
 
 def check_terms(file: Path, terms: LeaseTerms) -> None:
@@ -57,13 +58,18 @@ def check_terms(file: Path, terms: LeaseTerms) -> None:
     """
     for name, low, high in (
         ("lease_s", LEASE_S_MIN, LEASE_S_MAX),
-        ("replace_before_s", REPLACE_BEFORE_S_MIN, terms.lease_s / 2),
+        ("replace_before_s", REPLACE_BEFORE_S_MIN, LEASE_S_MAX / 2),
         ("spare_gpus", 0, SPARE_MAX),
         ("cpus", 0.0, 4096.0),
     ):
         value = getattr(terms, name)
         if value is not None and not low <= value <= high:
             raise ConfigError(f"{file}: {name} = {value:g} is out of bounds", hint=f"give {low:g} to {high:g}")
+    if terms.replace_before_s > terms.lease_s / 2:
+        raise ConfigError(
+            f"{file}: {_told(terms, 'replace_before_s')} is more than half of {_told(terms, 'lease_s')}".rstrip(","),
+            hint=f"give replace_before_s up to {terms.lease_s / 2:g}, or lease_s from {2 * terms.replace_before_s:g}",
+        )
     try:
         memory_bytes(terms)
     except ValueError as error:
@@ -73,6 +79,12 @@ def check_terms(file: Path, terms: LeaseTerms) -> None:
     if problem:
         key, sep, what = problem.partition(": ")
         raise ConfigError(f"{file}: {_NAMES_HERE.get(key, key)}{sep}{what}")
+
+
+def _told(terms: LeaseTerms, name: str) -> str:
+    """A key and its value, which may be one that the file does not have."""
+    value, default = getattr(terms, name), _DEFAULTS[name]
+    return f"{name} = {value:g}, its default," if value == default else f"{name} = {value:g}"
 
 
 def memory_bytes(terms: LeaseTerms) -> int:
