@@ -64,6 +64,7 @@ def fleet_of(
     prepare_pct: int = 100,
     others: Mapping[int, Site] | None = None,
     memory_mb: float = 1000.0,
+    prepare_s: float = 60.0,
 ) -> tuple[Fleet, Pool]:
     """A fleet on cores. Batches are expected to take long, so that none counts as hung on a busy machine."""
     models = {one.name: one for one in files}
@@ -72,7 +73,7 @@ def fleet_of(
     used = driver or WholeDriver()
     sites: dict[int, Site] = {number: LocalSite(used, Device(number=number, cores=(0,))) for number in numbers}
     sites.update(others or {})
-    return Fleet(sites, models, sizes, pool, longest_s=SLO_S, prepare_s=60.0, prepare_pct=prepare_pct), pool
+    return Fleet(sites, models, sizes, pool, longest_s=SLO_S, prepare_s=prepare_s, prepare_pct=prepare_pct), pool
 
 
 def send(client: Client, number: int, model: ModelFile) -> None:
@@ -175,6 +176,15 @@ async def test_a_change_that_can_not_be_prepared_leaves_the_old_plan(tmp_path: P
     send(client, 1, good)
     await client.all(1)
     assert pool.counts["mlp"].met == 1
+    await fleet.close()
+
+
+@in_loop
+async def test_an_executor_that_had_too_little_time_is_told_with_the_setting(tmp_path: Path) -> None:
+    fleet, _ = fleet_of(small_models(tmp_path, ("mlp",)), prepare_s=0.001)
+
+    with pytest.raises(FarsideError, match=r"was not ready within 0.001 s; raise prepare_s in serving.toml$"):
+        await fleet.change(Plan(glets=(glet(0, "mlp"),)), {})
     await fleet.close()
 
 

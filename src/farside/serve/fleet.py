@@ -347,11 +347,17 @@ class Fleet:
         site = self._sites.get(glet.gpu)
         if site is None:
             raise ServeError(f"device {glet.gpu} is gone")
-        executor = await site.start(
-            glet.part_pct, [self._models[name] for name in _names(glet)], lambda done: self._done(one, done),
-            lambda ended: self._ended(one, ended), p99_s=self._slowest_s(glet), prepare_s=self._prepare_s,
-            prepare_pct=prepare_pct,
-        )  # fmt: skip
+        try:
+            executor = await site.start(
+                glet.part_pct, [self._models[name] for name in _names(glet)], lambda done: self._done(one, done),
+                lambda ended: self._ended(one, ended), p99_s=self._slowest_s(glet), prepare_s=self._prepare_s,
+                prepare_pct=prepare_pct,
+            )  # fmt: skip
+        except ServeError as error:
+            # Of an executor elsewhere nothing but its line is known.
+            if f"not ready within {self._prepare_s:g} s" in str(error):
+                raise ServeError(str(error), hint="raise prepare_s in serving.toml") from error
+            raise
         one.ready_s = self._loop.time()
         return executor
 
