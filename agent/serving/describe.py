@@ -138,6 +138,7 @@ def _look_onnx(request: ModelRequest) -> Tensors:
     from farside.agent.serving.onnx_model import open_session
 
     session = open_session(request.path, 1, "cpu")
+    _check_max_shape(request, [one.name for one in session.get_inputs()])
     inputs = tuple(
         TensorSpec(one.name, _onnx_datatype(request, one), _row_shape(request, one.name, one.shape))
         for one in session.get_inputs()
@@ -215,6 +216,7 @@ def _look_torch(request: ModelRequest) -> Tensors:
                 hint=f'save it with _extra_files={{"{TORCH_INPUTS}": ...}}, or list its inputs',
             )
         inputs = msgspec.json.decode(files[TORCH_INPUTS], type=tuple[TensorSpec, ...])
+    _check_max_shape(request, [one.name for one in inputs])
     with torch.inference_mode():
         given = module(*(torch.zeros((1, *one.shape), dtype=_torch_dtype(torch, request, one)) for one in inputs))
     results = given if isinstance(given, tuple | list) else (given,)
@@ -233,15 +235,20 @@ def _torch_dtype(torch: Any, request: ModelRequest, tensor: TensorSpec) -> Any:
     return getattr(torch, NUMPY_NAMES[tensor.datatype])
 
 
+def _check_max_shape(request: ModelRequest, inputs: Sequence[str]) -> None:
+    """Before lengths are looked at: one that is named wrongly would seem to be missing."""
+    for name in request.max_shape:
+        if name not in inputs:
+            raise ConfigError(
+                f"{request.path}: max_shape names {name}, which is no input", hint=f"there are {', '.join(inputs)}"
+            )
+
+
 def _checked(request: ModelRequest, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]) -> Tensors:
     if not inputs or not outputs:
         raise ConfigError(f"{request.path}: has {len(inputs)} inputs and {len(outputs)} outputs", hint="it needs both")
     shapes = {one.name: one.shape for one in inputs}
     for name, shape in request.max_shape.items():
-        if name not in shapes:
-            raise ConfigError(
-                f"{request.path}: max_shape names {name}, which is no input", hint=f"there are {', '.join(shapes)}"
-            )
         if tuple(shape) != shapes[name]:
             told = ", ".join(map(str, shapes[name]))
             raise ConfigError(f"{request.path}: max_shape of {name} does not fit [{told}]", hint="give a row's shape")

@@ -60,6 +60,7 @@ def test_rows_of_open_length_get_the_one_that_is_given(tmp_path: Path) -> None:
         (["batch", "length", 4], 8, {}, "x has rows of open length [length, 4]; give max_shape for x"),
         (["batch", "length", 4], 8, {"max_shape": {"x": (7, 5)}}, "max_shape of x does not fit [length, 4]"),
         (["batch", 4], 8, {"max_shape": {"X": (4,)}}, "max_shape names X, which is no input; there are x"),
+        (["batch", "length"], 8, {"max_shape": {"foo": (4,)}}, "max_shape names foo, which is no input; there are x"),
         ([1, 4], 8, {}, "the first axis of x is fixed at 1; export it with an open first axis, or set max_batch = 1"),
         ([2, 4], 1, {}, "the first axis of x is fixed at 2, not at 1"),
         ([], 1, {}, "x has no axis for the batch"),
