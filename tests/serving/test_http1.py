@@ -1,6 +1,7 @@
 """HTTP/1.1 of the HTTP door: one connection's state, and what clients of its own kind get over sockets."""
 
 import asyncio
+import http.client
 import math
 import socket
 import sys
@@ -16,7 +17,17 @@ from hypothesis import strategies as st
 
 from farside.serve import door_server
 from farside.serve.door_server import DoorConnection
-from farside.serve.http1.connection import BODY_LIMIT_S, HEAD_LIMIT_S, Bounds, Head, Http1Connection, Whole
+from farside.serve.http1 import connection as connection_module
+from farside.serve.http1.connection import (
+    BODY_LIMIT_S,
+    HEAD_LIMIT_S,
+    LINGER_BYTES_MAX,
+    LINGER_SILENT_S,
+    Bounds,
+    Head,
+    Http1Connection,
+    Whole,
+)
 from farside.serve.http2 import budget
 from farside.serve.http2.budget import Share
 from tests.serving.front import http_front, in_loop, model_file
@@ -146,13 +157,46 @@ def test_heads_and_bodies_beyond_their_bounds_end_the_connection() -> None:
     assert endless.is_closed
 
 
-def test_a_body_that_is_too_large_is_dropped_and_told_of() -> None:
-    for chunked in (False, True):
+def test_a_body_that_is_too_large_is_told_of_as_soon_as_that_is_known() -> None:
+    for chunked, known in ((False, 60), (True, 1200)):
         share = Share(10_000)
         one = connection(share)
         data = request(bytes(1500), is_chunked=chunked)
-        (whole,) = told(one, [data[:700], data[700:]])
-        assert (whole.why, whole.body, share.held, one.is_closed) == ("large", b"", 0, False)
+        (whole,) = told(one, [data[:known]])
+        assert (whole.why, whole.body, share.held, one.is_closed, one.lingers) == ("large", b"", 0, True, True)
+        assert told(one, [data[known:] + request()]) == []
+
+
+def test_a_body_beyond_what_is_read_of_any_is_answered_though_nobody_wants_it() -> None:
+    for pieces in (
+        [b"POST /x HTTP/1.1\r\nContent-Length: 1099511627776\r\n\r\n"],
+        [b"POST /x HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n", b"1\r\nx\r\n" * 600],
+    ):
+        one = connection(wants_body=False)
+        assert len(told(one, pieces)) == 1
+        assert (one.is_closed, one.lingers) == (True, True)
+
+
+def test_what_comes_after_the_last_answer_is_thrown_away_for_a_while() -> None:
+    one = connection()
+    told(one, [b"POST /x HTTP/1.1\r\nContent-Length: 1099511627776\r\n\r\n"], 1.0)
+    assert one.late_s == 1.0 + LINGER_SILENT_S
+    one.receive(bytes(1000), 4.0)
+    assert one.late_s == 4.0 + LINGER_SILENT_S
+    one.receive(bytes(1000), BODY_LIMIT_S)
+    assert one.late_s == 1.0 + BODY_LIMIT_S
+    piece = bytes(1 << 20)
+    for _ in range((LINGER_BYTES_MAX >> 20) - 1):
+        one.receive(piece, 4.0)
+    assert one.lingers
+    one.receive(piece, 4.0)
+    assert not one.lingers
+
+
+def test_who_has_sent_all_is_closed_at_once() -> None:
+    one = connection()
+    assert len(told(one, [request(b"abc", more=b"Connection: close\r\n")])) == 1
+    assert (one.is_closed, one.lingers, one.late_s) == (True, False, math.inf)
 
 
 def test_nothing_is_kept_of_a_body_that_nobody_reads() -> None:
@@ -255,7 +299,7 @@ def test_an_old_client_and_one_that_asks_for_it_are_answered_once() -> None:
 
 @pytest.mark.parametrize("is_chunked", [False, True])
 def test_a_request_for_another_protocol_is_served_in_this_one(is_chunked: bool) -> None:
-    bodies = [b"", b"abc", b"x" * 900, b"y" * 1001, b"z"]
+    bodies = [b"", b"abc", b"x" * 900, b"z"]
     data = b"".join(request(body, more=UPGRADE, is_chunked=is_chunked) for body in bodies) + request(b"end")
     asks = request(b"abc", more=UPGRADE + EXPECT)
     for size in (len(data), 1, 7, 100):
@@ -263,10 +307,12 @@ def test_a_request_for_another_protocol_is_served_in_this_one(is_chunked: bool) 
         one = connection(share)
         found = told(one, [data[at : at + size] for at in range(0, len(data), size)])
         assert [(bytes(whole.body), whole.why) for whole in found] == [
-            (b"", ""), (b"abc", ""), (b"x" * 900, ""), (b"", "large"), (b"z", ""), (b"end", ""),
+            (b"", ""), (b"abc", ""), (b"x" * 900, ""), (b"z", ""), (b"end", ""),
         ]  # fmt: skip
         assert found[1].head.head.fields[b"upgrade"] == b"h2c"
         assert (one.is_closed, one.out, share.held) == (False, b"", 0)
+        (large,) = told(one, [request(b"y" * 1001, more=UPGRADE, is_chunked=is_chunked), request()])
+        assert (large.why, one.is_closed, share.held) == ("large", True, 0)
     two = connection()
     two.receive(asks[:-3], 1.0)
     assert two.out == CONTINUE
@@ -518,4 +564,52 @@ async def test_a_fault_of_ours_is_told_and_the_door_stays_open(monkeypatch: pyte
             assert (await answer(reader))[0] == 500
         writer.write(infer("twice", 2))
         assert (await answer(reader))[0] == 200
+        writer.close()
+
+
+def posted(port: int, path: str, size: int) -> tuple[int, str]:
+    """Status and error of a request with so large a body, of a client that reads nothing before all is sent."""
+    client = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    try:
+        client.request("POST", path, bytes(size))
+        answered = client.getresponse()
+        return answered.status, str(msgspec.json.decode(answered.read())["error"])
+    finally:
+        client.close()
+
+
+async def sent_for_ever(writer: asyncio.StreamWriter) -> None:
+    while True:
+        writer.write(b" " * 4096)
+        await writer.drain()
+        await asyncio.sleep(0.01)
+
+
+@in_loop
+async def test_a_client_that_sends_too_much_hears_why() -> None:
+    port = free_port()
+    async with http_front([MODEL, WIDE], port), asyncio.timeout(60):
+        for path, size, status, line in (
+            ("/v2/models/twice/infer", 70_000_000, 413, "the model's largest"),
+            ("/v2/models/wide/infer", 200_000_000, 413, "the body is larger than 67108864 bytes"),
+            ("/v2/models/nope/infer", 70_000_000, 404, "no model 'nope' is served"),
+        ):
+            found = await asyncio.to_thread(posted, port, path, size)
+            assert (found[0], line in found[1]) == (status, True), found
+
+
+@in_loop
+async def test_a_length_beyond_the_largest_is_refused_by_the_head_and_the_connection_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connection_module, "LINGER_SILENT_S", 0.0)
+    monkeypatch.setattr(door_server, "_LOOK_EVERY_S", 0.05)
+    port = free_port()
+    async with http_front([MODEL], port), asyncio.timeout(20):  # less than a body's time
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"POST /v2/models/twice/infer HTTP/1.1\r\nHost: h\r\nContent-Length: 1099511627776\r\n\r\n")
+        assert (await answer(reader))[0] == 413
+        assert await reader.read() == b""
+        with pytest.raises(ConnectionError):
+            await sent_for_ever(writer)
         writer.close()

@@ -4,8 +4,11 @@ How it works
   httptools takes messages apart. A request is told of once it is whole; the next one of its connection once that is
   answered. What comes before stays here, and no more is read than `HELD_BYTES_MAX` of it.
 
-  `read` judges a request by its head. A body that is not wanted, or too large, is read and dropped up to a bound, else
-  its client would not hear why; one that asks first (Expect: 100-continue) is answered at once.
+  `read` judges a request by its head. A body that is not wanted is read and dropped up to a bound; one that is too
+  large, or not wanted and asks first (Expect: 100-continue), is answered at once, and the connection closes.
+
+  A socket that closes with bytes unread in it resets its connection, and then a client that is still sending sees no
+  answer. So where more may come after the last answer, it is read and thrown away for a while: `lingers`.
 
   Bodies that are not whole are bounded: each by what its head allows, and all connections' together by a `Share`.
 """
@@ -25,6 +28,9 @@ HEAD_LIMIT_S, BODY_LIMIT_S = 10.0, 30.0
 HELD_BYTES_MAX = 64 << 10
 # So much that is no body, then others' connections have their turn.
 _TURN_BYTES = 16 << 10
+# What comes after the last answer is thrown away until nothing came for so long, a body is late, or so much came.
+# A client can hold an idle connection for longer, and have us read as much in bodies that are refused at more cost.
+LINGER_SILENT_S, LINGER_BYTES_MAX = 5.0, 256 << 20
 
 
 class Judged(Protocol):
@@ -95,12 +101,14 @@ class Http1Connection:
         out: What is to be sent before the next answer; the caller empties it after each call.
         is_closed: No more is read; the connection closes once ``out`` and what is under way are sent.
         is_busy: A request is under way: `take` gave it, and `answered` was not called.
+        lingers: Its client may not have sent all: once closed, only the side that writes ends, and what comes is still
+            read, until ``late_s`` or until this is false.
         late_s: When what its client owes has to be there; infinity: it owes nothing.
     """
 
     def __init__(self, bounds: Bounds, read: Callable[[Head], Judged], now_s: float, share: Share) -> None:
         self.out = b""
-        self.is_closed = self.is_busy = False
+        self.is_closed = self.is_busy = self.lingers = False
         self.late_s = now_s + HEAD_LIMIT_S
         self._bounds, self._read, self._share, self._now_s = bounds, read, share, now_s
         self._parser = httptools.HttpRequestParser(self)
@@ -112,6 +120,7 @@ class Http1Connection:
         self._target, self._fields = b"", dict[bytes, bytes]()
         self._bytes = self._shared = self._bulk = 0
         self._is_idle, self._is_deaf = True, False
+        self._linger_bytes, self._linger_s = LINGER_BYTES_MAX, 0.0
 
     @property
     def has_more(self) -> bool:
@@ -133,6 +142,7 @@ class Http1Connection:
     def receive(self, data: bytes, now_s: float) -> None:
         """Takes bytes: `take` has what came of them."""
         if self._is_deaf:
+            self._throw_away(len(data), now_s)
             return
         if self._is_idle and not self.is_busy:
             self._expect_head(now_s)
@@ -175,6 +185,7 @@ class Http1Connection:
         message, self._under_way = self._under_way, None
         self.is_busy = False
         if message is None or not message.is_kept:
+            self._now_s = now_s
             self._close()
         elif self._is_idle and not self._waiting:
             self.late_s = now_s + self._bounds.idle_s
@@ -186,6 +197,7 @@ class Http1Connection:
 
     def lost(self) -> None:
         """The connection is gone."""
+        self.lingers = False
         self._close()
 
     def _expect_head(self, now_s: float) -> None:
@@ -206,14 +218,14 @@ class Http1Connection:
             if not self._is_idle and self._bytes > self._bounds.head_bytes:
                 self._refuse(431, f"the head is larger than {self._bounds.head_bytes} bytes")
         elif self._bytes > self._bounds.wire_bytes:
-            self._close()  # nobody reads on to hear a refusal
+            self._answer_early(self._message, "large")
 
     def _ignore_upgrade(self, rest: memoryview) -> None:
         """Reads on in HTTP/1.1: without a 101 its client speaks no other protocol (RFC 9110, 7.8)."""
         message = self._message
         if message is None:  # CONNECT: what comes behind it is not HTTP/1.1 perhaps
             self._whole[-1].is_kept = False
-            self._drop_input()
+            self._linger()
             return
         if rest:
             self._waiting.appendleft(rest)
@@ -227,12 +239,32 @@ class Http1Connection:
     def _refuse(self, status: int, line: str) -> None:
         """Ends what can't be read on, behind the requests before it."""
         before = self._whole[-1] if self._whole else self._under_way
+        self._linger()
         if before is not None:
             before.is_kept = False
-            self._drop_input()
             return
         self.out += written(status, JSON, error_body(line), is_kept=False)
         self._close()
+
+    def _answer_early(self, message: _Message, why: str) -> None:
+        """Has a request answered whose body is not here, as the last one."""
+        self._drop_body(message, message.why or why)
+        message.is_kept, self._message = False, None
+        self._fields = {}  # those of the message are not added to
+        self._whole.append(message)
+        self._linger()
+
+    def _linger(self) -> None:
+        """Throws away what its client may still send."""
+        if not self._is_deaf:
+            self.lingers, self._linger_s = True, self._now_s + BODY_LIMIT_S
+        self._drop_input()
+
+    def _throw_away(self, size: int, now_s: float) -> None:
+        self._linger_bytes -= size
+        self.lingers &= self._linger_bytes >= 0
+        if self.is_closed and self.lingers:
+            self.late_s = min(self._linger_s, now_s + LINGER_SILENT_S)
 
     def _drop_input(self) -> None:
         self._is_deaf = True
@@ -240,7 +272,8 @@ class Http1Connection:
         self._waiting_bytes = 0
 
     def _close(self) -> None:
-        self.is_closed, self.late_s = True, float("inf")
+        self.is_closed = True
+        self.late_s = min(self._linger_s, self._now_s + LINGER_SILENT_S) if self.lingers else float("inf")
         self._whole.clear()
         self._drop_input()
         self._message = None
@@ -277,14 +310,12 @@ class Http1Connection:
         message = self._message = _Message(
             method=parser.get_method(), head=head, is_kept=parser.should_keep_alive(), left=left
         )
-        if head.wants_body and left > head.body_bytes_max:
-            message.why = "large"
         self._bytes, self.late_s = 0, self._now_s + BODY_LIMIT_S
-        if left and fields.get(b"expect", b"").lower() == b"100-continue":
-            if not head.wants_body or message.why:
-                message.is_kept, self._message = False, None
-                self._whole.append(message)
-                self._drop_input()
+        if left > (head.body_bytes_max if head.wants_body else self._bounds.wire_bytes):
+            self._answer_early(message, "large")
+        elif left and fields.get(b"expect", b"").lower() == b"100-continue":
+            if not head.wants_body:
+                self._answer_early(message, "")
             else:
                 message.asks = True
                 self._continue()
@@ -304,7 +335,7 @@ class Http1Connection:
             message.body = part
             return
         if len(message.body) + size > message.head.body_bytes_max:
-            self._drop_body(message, "large")
+            self._answer_early(message, "large")
         elif self._share.held + size > self._share.most:
             self._drop_body(message, "full")
         else:

@@ -78,7 +78,7 @@ class _Connection(DoorConnection):
         self._reply: Reply | None = None  # of the request under way, until it is answered
         self._cancel: Cancel | None = None
         self._left = memoryview(b"")  # of an answer
-        self._is_paused = self._is_turn_asked = False
+        self._is_paused = self._is_turn_asked = self._is_ended = False
 
     # ---- the socket
 
@@ -141,7 +141,7 @@ class _Connection(DoorConnection):
         elif state.has_more:
             self._ask_turn()
         if state.is_closed and not state.is_busy:
-            self.finish()
+            self._end_answers()
         self._pause()
 
     def _write_out(self) -> None:
@@ -195,11 +195,24 @@ class _Connection(DoorConnection):
         if self._state.is_busy:
             self._state.answered(self._loop.time())
             if self._is_leaving:
-                self.finish()
+                self._end_answers()
                 return
             self._write_out()
             self.count(is_waiting=True)
         self._ask_turn()  # a turn takes no request while its client does not read, so the next one may wait here
+
+    def _end_answers(self) -> None:
+        """Closes; where its client may still be sending, its answer is not lost to a reset by that."""
+        if not self._state.lingers or self._server.is_stopping:
+            self.finish()
+        elif not self._is_ended and not self._transport.is_closing():
+            self._is_ended = True
+            self.count(is_waiting=True)
+            if self._transport.can_write_eof():  # TLS has no such half
+                try:
+                    self._transport.write_eof()
+                except OSError:  # its client has gone
+                    self.end()
 
     def _ask_turn(self) -> None:
         if self._state.is_pending and not self._is_turn_asked:
