@@ -304,6 +304,9 @@ async def test_each_error_of_grpc_has_its_status() -> None:
             assert await status("ModelInfer", infer(shape=[2, 2])) == "INVALID_ARGUMENT"
             assert await status("ModelInfer", infer(contents={"int_contents": [1, 2]})) == "INVALID_ARGUMENT"
             assert await status("ModelInfer", infer(contents={"fp32_contents": [1]})) == "INVALID_ARGUMENT"
+            both = infer()
+            both.inputs[0].contents.fp32_contents.extend([1, 2])
+            assert await status("ModelInfer", both) == "INVALID_ARGUMENT"
             load = service_pb2.RepositoryModelLoadRequest(model_name="twice")
             assert await status("RepositoryModelLoad", load) == "UNIMPLEMENTED"
             executor.raises = "bad weights"

@@ -54,6 +54,8 @@ def read_message(model: ModelFile, message: Any) -> InferRequest:
         spec = model.inputs[place]
         rows = checked_rows(model, spec, one.shape, one.datatype, rows)
         _no_parameters(f"input {spec.name}", one.parameters)
+        if raw and one.HasField("contents"):
+            raise malformed(f"input {spec.name}: has contents beside raw_input_contents; give one of them")
         arrays[place] = from_bytes(spec, rows, raw[at]) if raw else _from_contents(spec, rows, one.contents)
     for output in message.outputs:
         _no_parameters(f"output {output.name:.60}", output.parameters)
