@@ -14,6 +14,7 @@ from farside.serve.inference import (
     InferenceError,
     Kind,
     body_bytes_max,
+    from_bytes,
     head_bytes,
     read_request,
     written_answer,
@@ -162,6 +163,14 @@ def test_lengths_that_do_not_add_up_are_refused(parts: tuple[bytes, ...], sizes:
         read_request(MODEL, body, head)
 
 
+def test_a_byte_of_bool_that_is_neither_0_nor_1_is_refused_as_in_json() -> None:
+    spec = TensorSpec("a", "BOOL", (3,))
+    assert from_bytes(spec, 1, b"\x00\x01\x01").tolist() == [[False, True, True]]
+    for byte in (2, 7, 255):
+        with pytest.raises(InferenceError, match="input a: a byte of BOOL is neither 0 nor 1"):
+            from_bytes(spec, 1, bytes((0, byte, 1)))
+
+
 def test_a_head_beyond_the_body_or_of_a_megabyte_is_refused() -> None:
     for text, body, kind in (
         ("9", 8, Kind.MALFORMED),
@@ -189,6 +198,8 @@ def test_outputs_that_are_too_large_for_json_are_refused_with_what_to_ask_for() 
 
 def test_a_timeout_asks_for_less_than_the_slo() -> None:
     assert read_request(MODEL, encoded(parameters={"timeout": 5000}), None).timeout_us == 5000
+    for long_us in (1 << 53, 1 << 63, (1 << 64) - 1):
+        assert read_request(MODEL, encoded(parameters={"timeout": long_us}), None).timeout_us == 1 << 53
 
 
 def test_what_clients_say_where_they_want_nothing_is_passed_over() -> None:

@@ -29,6 +29,8 @@ _JSON_NUMBER_BYTES = 26
 _NUMBERS = frozenset((bool, int, float))
 _TENSORS_MAX = 64
 _ID_BYTES_MAX = 1024
+# A longer timeout is taken as this one, beyond any SLO.
+_TIMEOUT_US_MAX = 1 << 53
 
 DTYPES = MappingProxyType({name: np.dtype(known) for name, known in NUMPY_NAMES.items()})
 
@@ -276,11 +278,13 @@ def from_bytes(spec: TensorSpec, rows: int, data: bytes | memoryview) -> Array:
     """An input of ``rows`` rows over its bytes, without a copy.
 
     Raises:
-        InferenceError: There are more or fewer.
+        InferenceError: There are more or fewer, or one of BOOL is neither 0 nor 1.
     """
     expected = rows * spec.row_bytes
     if len(data) != expected:
         raise malformed(f"input {spec.name}: has {len(data)} bytes; its shape and datatype make {expected}")
+    if spec.datatype == "BOOL" and np.frombuffer(data, np.uint8).max(initial=0) > 1:
+        raise malformed(f"input {spec.name}: a byte of BOOL is neither 0 nor 1")
     return np.frombuffer(data, DTYPES[spec.datatype]).reshape(rows, *spec.shape)
 
 
@@ -320,9 +324,9 @@ def read_parameters(parameters: Mapping[str, Any]) -> tuple[int, bool]:
     timeout_us, is_binary = 0, False
     for name, value in parameters.items():
         if name == "timeout":
-            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 1 << 53:
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise malformed(f"timeout {value!r:.40} is not a whole number of microseconds from 1 on")
-            timeout_us = value
+            timeout_us = min(value, _TIMEOUT_US_MAX)
         elif name == "binary_data_output" and isinstance(value, bool):
             is_binary = value
         elif name in ("priority", "sequence_id", "sequence_start", "sequence_end") and not value:
