@@ -127,6 +127,30 @@ async def test_a_path_is_answered_by_its_own_method_alone() -> None:
 
 
 @in_loop
+async def test_the_index_takes_an_empty_body_or_a_json_object_alone() -> None:
+    port, path = free_port(), "/v2/repository/index"
+    async with http_front([MODEL], port):
+        for body in (b"", b"{}", b'{"ready": true}'):
+            assert (await ask(port, path, body))[0] == 200, body
+        for body in (b"garbage", b"[1]", b"3", b"[" * 5000, b"\xff", b'"\xff"'):
+            assert (await ask(port, path, body))[0] == 400, body
+        assert (await ask(port, path, bytes(70_000)))[0] == 413
+        assert (await ask(port, path, b"{}", {"Content-Encoding": "gzip"}))[0] == 415
+
+
+@in_loop
+async def test_no_transfer_coding_is_taken_but_chunked() -> None:
+    port, good = free_port(), msgspec.json.encode(ONE)
+    async with http_front([MODEL], port):
+        for coding, status in (("chunked", 200), ("Chunked", 200), ("gzip, chunked", 501)):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            lines = f"POST /v2/models/twice/infer HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: {coding}\r\n\r\n"
+            writer.write(lines.encode() + b"%x\r\n%b\r\n0\r\n\r\n" % (len(good), good))
+            assert int((await asyncio.wait_for(reader.readline(), 60)).split()[1]) == status, coding
+            writer.close()
+
+
+@in_loop
 async def test_a_target_in_absolute_form_is_what_its_path_is() -> None:
     port, good = free_port(), msgspec.json.encode(ONE)
     async with http_front([MODEL], port):

@@ -33,6 +33,7 @@ from farside.serve.inference import (
     Kind,
     body_bytes_max,
     head_bytes,
+    malformed,
     read_request,
     version_of,
     written_answer,
@@ -45,6 +46,7 @@ from farside.tls import TlsFiles, server_tls
 _BINARY = b"content-type: application/octet-stream\r\ninference-header-content-length: %d\r\n"
 # Before the path in absolute form (RFC 9112 3.2.2), as clients write it for a proxy; any host is this one.
 _ORIGIN = re.compile(rb"https?://[^/?#]*", re.IGNORECASE)
+_INDEX = ["v2", "repository", "index"]
 _UNSERVED = ("systemsharedmemory", "cudasharedmemory", "trace", "logging")
 
 # Status, lines of the head, body.
@@ -70,7 +72,7 @@ class Asked:
     @property
     def wants_body(self) -> bool:
         """Whether anything of its body is kept."""
-        return self.model is not None
+        return self.body_bytes_max > 0
 
 
 class HttpDoor:
@@ -92,7 +94,7 @@ class HttpDoor:
 
     def read(self, head: Head) -> Asked:
         """Judges a request before its body is there."""
-        path, name = "", ""
+        path, name, most = "", "", 0
         try:
             model = self._infer_targets.get(head.target) if head.method == b"POST" else None
             if model is not None:
@@ -105,12 +107,13 @@ class HttpDoor:
                 name = parts[2] if len(parts) > 2 and parts[1] == "models" else ""
                 self._service.check_token(head.fields.get(b"authorization"))
                 model = self._model_to_infer(head.method, parts)
-            coding = head.fields.get(b"content-encoding")
-            if model is not None and coding is not None and coding.lower() != b"identity":
-                raise InferenceError(Kind.COMPRESSED, "compressed bodies are not taken")
+                most = HEAD_BYTES_MAX if (head.method, parts) == (b"POST", _INDEX) else 0
+            if model is not None:
+                most = self._largest[model.name]
+            if most:
+                _check_codings(head.fields)
         except InferenceError as error:
             return Asked(fields=head.fields, name=name, refusal=error)
-        most = self._largest[model.name] if model is not None else 0
         return Asked(method=head.method, path=path, fields=head.fields, model=model, name=name, body_bytes_max=most)
 
     def _model_to_infer(self, method: bytes, parts: list[str]) -> ModelFile | None:
@@ -129,6 +132,8 @@ class HttpDoor:
                 raise asked.refusal
             if asked.model is not None:
                 return self._infer(asked, asked.model, whole, reply)
+            if asked.wants_body:
+                _check_object(asked, whole)
             reply.answer(*self._told(asked.method, _parts(asked.path), asked.path))
         except InferenceError as error:
             self._refuse(reply, error, asked.name)
@@ -154,7 +159,7 @@ class HttpDoor:
             case ["v2", "models", name, *rest]:
                 _only(method, b"GET")
                 return self._of_model(name, rest)
-            case ["v2", "repository", "index"]:
+            case parts if parts == _INDEX:
                 _only(method, b"POST")
                 return _said(service.index())
             case ["v2", "repository", *_]:
@@ -176,12 +181,8 @@ class HttpDoor:
 
     def _infer(self, asked: Asked, model: ModelFile, whole: Whole, reply: Reply) -> Cancel | None:
         arrived_s = self._loop.time()
-        if whole.why == "large":
-            raise InferenceError(
-                Kind.TOO_LARGE, f"the body is larger than {asked.body_bytes_max} bytes, the model's largest"
-            )
         if whole.why:
-            raise InferenceError(Kind.FULL, "the bodies that are under way are too large together", hint="try later")
+            raise _not_kept(whole.why, f"{asked.body_bytes_max} bytes, the model's largest")
         late = self._service.pool.turned_away(model.name)
         if late is not None:
             _fail(reply, late)
@@ -242,6 +243,32 @@ def _unserved(what: str) -> InferenceError:
 def _only(method: bytes, wanted: bytes) -> None:
     if method != wanted and not (wanted == b"GET" and method == b"HEAD"):
         raise InferenceError(Kind.METHOD, f"{method.decode('latin-1'):.20} is not taken here; use {wanted.decode()}")
+
+
+def _check_codings(fields: Mapping[bytes, bytes]) -> None:
+    coding = fields.get(b"content-encoding")
+    if coding is not None and coding.lower() != b"identity":
+        raise InferenceError(Kind.COMPRESSED, "compressed bodies are not taken")
+    coding = fields.get(b"transfer-encoding")
+    if coding is not None and coding.lower() != b"chunked":
+        raise InferenceError(Kind.UNSUPPORTED, "no transfer coding but chunked is taken")
+
+
+def _not_kept(why: str, largest: str) -> InferenceError:
+    if why == "large":
+        return InferenceError(Kind.TOO_LARGE, f"the body is larger than {largest}")
+    return InferenceError(Kind.FULL, "the bodies that are under way are too large together", hint="try later")
+
+
+def _check_object(asked: Asked, whole: Whole) -> None:
+    """Refuses a body that is not empty and no JSON object; what is in it changes nothing."""
+    if whole.why:
+        raise _not_kept(whole.why, f"{asked.body_bytes_max} bytes")
+    try:
+        if whole.body:
+            msgspec.json.decode(whole.body, type=dict[str, Any])
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise malformed("the body is no JSON object; an empty one will do") from error
 
 
 def _version(rest: list[str]) -> str:
