@@ -111,6 +111,21 @@ async def test_a_model_without_a_glet_and_a_full_queue_are_rejected() -> None:
 
 
 @in_loop
+async def test_of_a_full_queue_its_rows_are_told() -> None:
+    pool = pool_of([MODEL])
+    turns, executor = glet_turns(pool, [MODEL], latency_s=1.0)
+    executor.is_hung = True
+    pool.switch([turns], {})
+    client = Client(pool)
+
+    for number in range(1 + QUEUE_ROWS_MIN // 4):
+        client.send(number, rows=4)
+
+    error = pool.turned_away("twice")
+    assert str(error).startswith(f"{QUEUE_ROWS_MIN} rows of requests for twice wait already")
+
+
+@in_loop
 async def test_a_raising_model_fails_its_batch_and_no_other() -> None:
     pool = pool_of([MODEL])
     turns, executor = glet_turns(pool, [MODEL])

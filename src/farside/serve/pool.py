@@ -492,7 +492,7 @@ class Pool:
         self._fail(one, self._late(one.model, one.deadline_s - one.arrived_s))
 
     def _full(self, model: str) -> InferenceError:
-        line = f"{self.queues[model].rows} requests of {model} wait already"
+        line = f"{self.queues[model].rows} rows of requests for {model} wait already"
         return InferenceError(Kind.FULL, line, hint="try again later")
 
     def _late(self, model: str, within_s: float) -> InferenceError:
