@@ -225,11 +225,11 @@ class _Plan:
         while True:
             reservation = domain.reservation
             # A reserved job that has left, or that its account may not have now, is passed over: what is held for it
-            # would be idle.
+            # would be idle. Others may have that from now on, so when it waits again it is planned for again.
             if reservation is not None and (
                 reservation.row not in domain.waiting or domain.book.why_capped(reservation.row)
             ):
-                reservation = None
+                reservation = domain.reservation = None
             if reservation is not None:
                 row = reservation.row
             else:

@@ -4,7 +4,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from farside.scheduler.domain import Domain, Rules
@@ -137,6 +137,14 @@ def test_with_lending_too_every_job_starts_within_the_bound(
     is_lending=st.booleans(),
     left_alone=st.sets(st.integers(0, 29), max_size=10),
 )
+# One gets lent GPUs once it is reserved for, others get what was held for it, and then the owner of the lent ones comes.
+@example(
+    rows=[
+        (0.0, 1.0, 1, "a"), (0.0, 41.0, 1, "b"), (1.0, 1.0, 4, "a"), (1.0, 2.0, 4, "a"), (1.0, 2.0, 4, "a"),
+        (33.0, 1.0, 4, "a"), (42.0, 1.0, 1, "b"),
+    ],
+    gang_s=0.0, order=Fifo(is_strict=False), placement=CountOnly(), is_lending=True, left_alone=set(),
+)  # fmt: skip
 def test_who_is_reserved_for_starts_when_it_was_told_whoever_comes_meanwhile(
     rows: list[Row],
     gang_s: float,
