@@ -76,10 +76,13 @@ for node in $(SLURM_CONF={folder}/slurm.conf {scontrol} show hostnames "$1"); do
 	kill "$(cat {folder}/slurmd-$node.pid)"
 done
 """
+# slurmctld passes over a node that has booted before it was asked for, by whole seconds: a real one boots for longer.
 _RESUME = """#!/bin/sh
+asked=$(date +%s)
 echo "resume $1" >>{folder}/power.log
 for node in $(SLURM_CONF={folder}/slurm.conf {scontrol} show hostnames "$1"); do
 	while kill -0 "$(cat {folder}/slurmd-$node.pid)" 2>/dev/null; do sleep 0.1; done # the one before has its port
+	while [ "$(date +%s)" -lt $((asked + 2)) ]; do sleep 0.1; done
 	setsid {slurmd} -f {folder}/slurm.conf -N $node -b </dev/null >/dev/null 2>&1
 done
 """
