@@ -1,8 +1,8 @@
-"""What a job has behind it that leaves its GPUs to another: it waits in the plan, while its processes still go."""
+"""What a job has behind it while it leaves its GPUs: one that was preempted waits in the plan already."""
 
 import pytest
 
-from farside.scheduler.manager.model.event import JobPromoted, StopCause
+from farside.scheduler.manager.model.event import CancelRequested, JobPromoted, StopCause
 from farside.scheduler.manager.model.record import Phase
 from tests.live.world import World, rules
 
@@ -73,3 +73,20 @@ def test_one_that_is_promoted_meanwhile_has_nothing_behind_it_but_what_it_waits_
 
     assert past(world, job) == (0.0, 20.0)
     assert world.job(job).held_s == 130.0
+
+
+def test_one_that_is_cancelled_is_expected_to_end_by_its_limit_also_after_a_restart() -> None:
+    world = World(rules(), nodes=1)
+    job = world.submit(4, time_limit_s=3600.0)
+    world.runs(job)
+    world.pass_s(3540.0)
+    world.tell(CancelRequested(job_id=job, by="ann"))
+    world.settle()
+    assert world.phase(job) is Phase.STOPPING
+    waits = world.submit(4, time_limit_s=60.0)
+    before = world.decider.foresee(waits, world.now_s)
+
+    world.lead()
+
+    assert before is not None
+    assert world.decider.foresee(waits, world.now_s) == before

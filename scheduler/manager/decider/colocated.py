@@ -122,7 +122,7 @@ def _candidate(state: LiveState, job: LiveJob, now_s: float) -> Candidate:
         nodes=job.nodes if is_holding(job) else (),
         may_start=may_wait(state, job),
         threads=job.spec.threads,
-        # It has not waited yet: until its processes have gone the job's own time is that of their start.
+        # It has not waited yet: its processes still go.
         since_s=now_s if is_leaving else job.since_s,
         waited_s=0.0 if is_leaving else _waited_s(job),
         is_running=job.phase is Phase.RUNNING,

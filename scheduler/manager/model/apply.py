@@ -608,7 +608,7 @@ def _started(state: LiveState, event: log.JobStarted, entry: log.Entry) -> Touch
 def _stopping(state: LiveState, event: log.JobStopping, entry: log.Entry) -> Touched:
     job = _job(state, entry, event.job_id, Phase.STARTING, Phase.RUNNING)
     stopping = replace(
-        _ran(job, entry.at_s),
+        _ran(job, entry.at_s) if event.cause is log.StopCause.PREEMPTED else job,
         phase=Phase.STOPPING,
         stopping_s=entry.at_s,
         stop_cause=event.cause,

@@ -156,7 +156,7 @@ class LiveJob(Struct, frozen=True, kw_only=True):
         places: The nodes that the cycle gave it, from PLACED on.
         host: The partition that lends it these; empty: they are its own partition's.
         tasks: The processes of its latest start, by rank.
-        since_s: When its phase last changed between waiting and holding GPUs, it was told to stop, or it was promoted.
+        since_s: When its phase last changed between waiting and holding GPUs, it was preempted, or it was promoted.
         executed_s: t_J up to ``since_s``: seconds it has held GPUs since it was submitted or promoted, but for those in
             which it left them to another.
         waited_s: The same of waiting, with those.
