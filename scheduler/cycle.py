@@ -217,11 +217,15 @@ class _Plan:
         return False
 
     def serve_longest_waiting(self) -> bool:
-        """Start jobs that have waited too long, one by one, and reserve GPUs for the first that cannot start."""
+        """Start jobs that have waited too long, one by one, and reserve GPUs for the first that cannot start.
+
+        Returns:
+            Whether other jobs may start now that could not: some have started, or what was held is held no more.
+        """
         domain, now_s = self._domain, self._now_s
         if domain.rules.reserve_after_s == math.inf:
             return False
-        has_started = False
+        has_changed = False
         while True:
             reservation = domain.reservation
             # A reserved job that has left, or that its account may not have now, is passed over: what is held for it
@@ -230,12 +234,13 @@ class _Plan:
                 reservation.row not in domain.waiting or domain.book.why_capped(reservation.row)
             ):
                 reservation = domain.reservation = None
+                has_changed = True
             if reservation is not None:
                 row = reservation.row
             else:
                 row = domain.queue.longest_waiting(now_s, domain.book.why_capped)
             if row < 0:
-                return has_started
+                return has_changed
             domain.reservation = None
             rank = BEFORE_ALL
             # Behind the running jobs of its priority and before the waiting ones, whose second keys are 0 and 1
@@ -246,11 +251,11 @@ class _Plan:
                 break
             # It went before its rank: without this the next cycle would give its GPUs to jobs of a better rank.
             domain.book.leave_alone(row, now_s + max(domain.rules.min_run_s, domain.rules.reserve_after_s))
-            has_started = True
+            has_changed = True
         # A plan of an earlier cycle stays: what it names has been held back since then.
         domain.reservation = reservation or plan_reservation(domain, row, now_s)
         self._hold()
-        return has_started
+        return has_changed
 
     def _hold(self) -> None:
         reservation = self._domain.reservation

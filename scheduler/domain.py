@@ -341,6 +341,9 @@ class Domain:
         host.guests[row] = self, Held(demand, allocation, now_s, now_s)
         self.book.charge(row)
         self.waiting.discard(row)
+        if self.reservation is not None and self.reservation.row == row:
+            self.reservation = None
+            self.queue.touch()
 
     def start(self, row: int, allocation: Allocation, ledger: Ledger, now_s: float) -> float:
         """Start a job on booked GPUs; returns the delay before it makes progress."""

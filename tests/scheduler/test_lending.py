@@ -119,6 +119,30 @@ def test_with_lending_too_every_job_starts_within_the_bound(
         assert done.start_s - job.job.submit_s <= bound_s
 
 
+# One gets lent GPUs as it is reserved for, others get what was held for it, and then the owner of the lent ones comes.
+LENT_TO_RESERVED = [
+    (0.0, 1.0, 1, "a"), (0.0, 41.0, 1, "b"), (1.0, 1.0, 4, "a"), (1.0, 2.0, 4, "a"), (1.0, 2.0, 4, "a"),
+    (33.0, 1.0, 4, "a"), (42.0, 1.0, 1, "b"),
+]  # fmt: skip
+
+
+def test_a_job_that_gets_lent_gpus_is_not_reserved_for_any_more() -> None:
+    jobs = [
+        replace(job, job=replace(job.job, limit_s=job.duration_s))
+        for job in jobs_of([*LENT_TO_RESERVED, (0.0, 40.0, 8, "a")])
+    ]
+    reserved_for = list[object]()
+
+    def note(now_s: float, domain: Domain, actions: tuple[Action, ...]) -> None:
+        if any(isinstance(one, Start) and one.host != domain.name for one in actions):
+            reserved_for.append(domain.reservation)
+
+    rules = Rules(order=Fifo(is_strict=False), placement=CountOnly(), reserve_after_s=10.0)
+    Simulation(CLUSTER, rules, jobs, is_lending=True, observers=(note,)).run()
+
+    assert reserved_for == [None]
+
+
 @settings(deadline=None, max_examples=300)
 @given(
     rows=st.lists(
@@ -137,13 +161,9 @@ def test_with_lending_too_every_job_starts_within_the_bound(
     is_lending=st.booleans(),
     left_alone=st.sets(st.integers(0, 29), max_size=10),
 )
-# One gets lent GPUs once it is reserved for, others get what was held for it, and then the owner of the lent ones comes.
 @example(
-    rows=[
-        (0.0, 1.0, 1, "a"), (0.0, 41.0, 1, "b"), (1.0, 1.0, 4, "a"), (1.0, 2.0, 4, "a"), (1.0, 2.0, 4, "a"),
-        (33.0, 1.0, 4, "a"), (42.0, 1.0, 1, "b"),
-    ],
-    gang_s=0.0, order=Fifo(is_strict=False), placement=CountOnly(), is_lending=True, left_alone=set(),
+    rows=LENT_TO_RESERVED, gang_s=0.0, order=Fifo(is_strict=False), placement=CountOnly(), is_lending=True,
+    left_alone=set(),
 )  # fmt: skip
 def test_who_is_reserved_for_starts_when_it_was_told_whoever_comes_meanwhile(
     rows: list[Row],
