@@ -150,7 +150,7 @@ class ExecutorHandle(abc.ABC):
 
     @property
     def failing(self) -> frozenset[str]:
-        """Models that have raised on three requests in a row that were alone, and on all batches between these."""
+        """Models that have raised on three requests in a row that were alone, or on twelve batches in a row."""
         return frozenset(self.models[number].name for number in self._life.failing)
 
     @property

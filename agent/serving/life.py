@@ -19,7 +19,9 @@ from farside.agent.serving.frames import Frame, Kind, Status
 IN_FLIGHT_MAX = 2
 PREPARE_S, PREPARE_S_MAX = 60.0, 3600  # until it is ready: unless another time is given, and at most
 LOOK_AGAIN_S = 0.1  # at least, after a batch was found overdue
-RAISED_IN_A_ROW = 3  # on one request alone, and a model counts as failing, until a batch of it ends well
+# Once it has raised on so many requests in a row that were alone, or on so many batches of any kind, a model counts as
+# failing until a batch of it ends well. One bad request in a batch of 1,024 makes fewer raise, by halves.
+RAISED_IN_A_ROW, BATCHES_RAISED_IN_A_ROW = 3, 12
 
 
 class State(enum.Enum):
@@ -164,7 +166,7 @@ class Life:
         self._in_flight: deque[Batch] = deque()
         self._more_s = 0.0  # that a batch gets which was found overdue
         self._begins(now_s)
-        self._raised = [0] * models
+        self._raised = [(0, 0)] * models  # in a row: requests that were alone, batches
 
     @property
     def in_flight(self) -> Sequence[Batch]:
@@ -248,11 +250,13 @@ class Life:
         batch = self._in_flight.popleft()
         self._begins(now_s)
         raised = frame.status is not Status.OK
-        if not raised:
-            self._raised[batch.model] = 0
-        elif batch.is_one:
-            self._raised[batch.model] += 1
-        self.failing = frozenset(model for model, count in enumerate(self._raised) if count >= RAISED_IN_A_ROW)
+        alone, batches = self._raised[batch.model]
+        self._raised[batch.model] = (alone + batch.is_one, batches + 1) if raised else (0, 0)
+        self.failing = frozenset(
+            model
+            for model, (alone, batches) in enumerate(self._raised)
+            if alone >= RAISED_IN_A_ROW or batches >= BATCHES_RAISED_IN_A_ROW
+        )
         return [Finished(batch, raised, frame.started_ns, frame.ended_ns)]
 
     def _woke(self, now_s: float) -> list[Action]:

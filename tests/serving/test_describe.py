@@ -125,7 +125,9 @@ def test_what_a_model_raises_is_raised_alone_and_not_written_to_the_terminal_bes
     path = tmp_path / "lookup.onnx"
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
 
+    session = open_session(str(path), 1, "cpu")
+    capfd.readouterr()
     with pytest.raises(Exception, match="idx=7 must be within"):
-        open_session(str(path), 1, "cpu").run(None, {"index": np.array([7])})
+        session.run(None, {"index": np.array([7])})
 
     assert capfd.readouterr() == ("", "")

@@ -274,3 +274,15 @@ def test_a_model_fails_by_three_requests_in_a_row_that_were_alone_whatever_raise
         failing.append(bool(life.failing))
 
     assert failing == [False] * 10 + [True, True, False]
+
+
+def test_a_model_fails_by_twelve_batches_in_a_row_of_whatever_requests() -> None:
+    life = ready()
+    failing = []
+    for number in range(13):
+        status = Status.OK if number == 12 else Status.RAISED
+        life.step(Asked(Batch(number, 0, 2, 0, LIMIT_S, is_one=False)), 2.0)
+        life.step(Received(Frame(Kind.DONE, batch=number, status=status)), 2.1)
+        failing.append(bool(life.failing))
+
+    assert failing == [False] * 11 + [True, False]

@@ -94,8 +94,8 @@ class Gate:
         return self._way * limit_s if self._refuses else 0.0
 
     def took(self, rows: int) -> None:
-        """Counts rows that are served, or whose clients want no answer any more."""
-        self._taken += rows
+        """Counts rows that are served, or whose clients want no answer any more; fewer than 0: they wait again."""
+        self._taken = max(0, self._taken + rows)
 
     def gave_up(self, now_s: float) -> None:
         """Learns from a request that its queue could not answer within the SLO."""

@@ -246,7 +246,7 @@ class Pool:
         serving = self._by_model[name]
         # A model that was never routed has no latency yet by which to judge.
         if not serving and (name not in self._awaited or name not in self._least_s):
-            self._fail(one, InferenceError(Kind.FULL, f"no part of a device serves {name} now", hint="try again later"))
+            self._fail(one, _unserved(name))
             return
         lag_s, left_s = self._lag.late_s, one.deadline_s - now_s - self._least_s[name][one.rows - 1]
         if left_s < lag_s:
@@ -309,7 +309,7 @@ class Pool:
         if turns.batches:
             turns.batches[0].begun_s = now_s
             turns.batches[0].ends_s = now_s + turns.takes_s(turns.batches[0].model, turns.batches[0].rows)
-        elif not turns.is_closed:
+        elif not raised and not turns.is_closed:
             self._look(turns, batch)
         took_s = (ended_ns - started_ns) / 1e9
         if raised:
@@ -354,6 +354,10 @@ class Pool:
                     one.group = self._number
         elif batch.model not in turns.round.tries or not self._is_tried_again(batch.requests[0], self._loop.time()):
             self._fail(batch.requests[0], InferenceError(Kind.RAISED, f"{batch.model} raised: {why}"[:500]))
+            return
+        if not self._by_model[batch.model] and batch.model not in self._awaited:
+            for one in again:
+                self._fail(one, _unserved(batch.model))
             return
         self.queues[batch.model].put_back(again)
         for other in self._by_model[batch.model]:
@@ -515,6 +519,10 @@ class Pool:
         else:
             counts.failed += 1
         counts.fail.add(took_s)
+
+
+def _unserved(model: str) -> InferenceError:
+    return InferenceError(Kind.FULL, f"no part of a device serves {model} now", hint="try again later")
 
 
 def _least_of(serving: Sequence[Turns], model: str) -> Sequence[float]:

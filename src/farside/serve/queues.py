@@ -51,15 +51,17 @@ class RequestQueue:
     gate: Gate
     rows: int = 0
     _requests: deque[Waiting] = field(default_factory=deque[Waiting])
+    _grouped: int = 0  # requests that are of a group
 
     def __len__(self) -> int:
         return len(self._requests)
 
     def waiting(self, now_s: float) -> int:
-        """Rows that wait; where the first is of a group, that group's: by these its batch is judged."""
-        requests = self._requests
-        group = requests[0].group if requests else 0
-        return sum(one.rows for one in takewhile(lambda one: one.group == group, requests)) if group else self.rows
+        """Rows that wait, of those that may be in one batch with the first: by these its batch is judged."""
+        if not self._grouped:
+            return self.rows
+        group = self._requests[0].group
+        return sum(one.rows for one in takewhile(lambda one: one.group == group, self._requests))
 
     def oldest(self) -> int:
         """Rows of the first."""
@@ -80,7 +82,7 @@ class RequestQueue:
 
     def add(self, one: Waiting, lain_s: float = 0.0) -> None:
         """Puts one in its place, behind those of the same deadline. ``lain_s``: so long it may have lain unread."""
-        self.rows += one.rows
+        self._count(one, 1)
         self.gate.enter(one.rows)
         requests = self._requests
         due_s = one.due_s = one.deadline_s - lain_s
@@ -95,9 +97,9 @@ class RequestQueue:
     def put_back(self, batch: Sequence[Waiting]) -> None:
         """Puts a batch at the head, in its order, as if it had never been taken."""
         self._requests.extendleft(reversed(batch))
-        rows = sum(one.rows for one in batch)
-        self.rows += rows
-        self.gate.took(-rows)
+        for one in batch:
+            self._count(one, 1)
+            self.gate.took(-one.rows)
 
     def take(self, rows: int) -> list[Waiting]:
         """The first requests with at most ``rows`` rows together, but one at least; of one group, or all of none."""
@@ -119,7 +121,7 @@ class RequestQueue:
             self._requests.remove(one)
         except ValueError:
             return False
-        self.rows -= one.rows
+        self._count(one, -1)
         self.gate.took(one.rows)
         return True
 
@@ -128,7 +130,7 @@ class RequestQueue:
         late = [one for one in self._requests if one.deadline_s < now_s]
         for one in late:
             self._requests.remove(one)
-            self.rows -= one.rows
+            self._count(one, -1)
             self._give_up(one, now_s)
 
     def _give_up(self, one: Waiting, now_s: float) -> None:
@@ -141,5 +143,9 @@ class RequestQueue:
 
     def _popped(self) -> Waiting:
         one = self._requests.popleft()
-        self.rows -= one.rows
+        self._count(one, -1)
         return one
+
+    def _count(self, one: Waiting, times: int) -> None:
+        self.rows += times * one.rows
+        self._grouped += times * (one.group > 0)
