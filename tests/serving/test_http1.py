@@ -193,6 +193,25 @@ def test_what_comes_after_the_last_answer_is_thrown_away_for_a_while() -> None:
     assert not one.lingers
 
 
+def test_who_waited_long_for_its_answer_has_it_before_the_connection_closes() -> None:
+    one = connection()
+    one.receive(request(b"abc") + b"\x00garbage", 1.0)
+    assert one.take() is not None
+    one.answers()
+    one.answered(1.0 + 2 * BODY_LIMIT_S)
+    assert one.is_closed
+    assert one.lingers
+    assert one.late_s == 1.0 + 2 * BODY_LIMIT_S + LINGER_SILENT_S
+
+
+def test_transfer_codings_on_several_lines_are_one_field() -> None:
+    one = connection()
+    one.receive(b"POST /x HTTP/1.1\r\nTransfer-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 1.0)
+    whole = one.take()
+    assert whole is not None
+    assert whole.head.head.fields[b"transfer-encoding"] == b"gzip, chunked"
+
+
 def test_who_has_sent_all_is_closed_at_once() -> None:
     one = connection()
     assert len(told(one, [request(b"abc", more=b"Connection: close\r\n")])) == 1

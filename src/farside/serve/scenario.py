@@ -3,7 +3,7 @@
 import csv
 import difflib
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 from farside.errors import ConfigError
@@ -56,13 +56,15 @@ def parse_slos(text: str, models: Collection[str]) -> Mapping[str, float]:
     return found
 
 
-def read_scenarios(path: Path, models: Collection[str]) -> Sequence[Mapping[str, float]]:
-    """Each row's requests a second by model; models without a column have none.
+def read_scenarios(path: Path, models: Collection[str]) -> Iterator[Mapping[str, float]]:
+    """Each row's requests a second by model; models without a column have none. All rows are checked first.
 
     Raises:
         ConfigError: The file can't be read, a column is no model, or a cell no rate; with the line.
     """
-    return [_rates(where, cells) for where, cells in _table_rows(path, models)]
+    for where, cells in _table_rows(path, models):
+        _rates(where, cells)
+    return (_rates(where, cells) for where, cells in _table_rows(path, models))
 
 
 def _table_rows(

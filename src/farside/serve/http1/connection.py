@@ -273,6 +273,8 @@ class Http1Connection:
 
     def _close(self) -> None:
         self.is_closed = True
+        if self.lingers:  # from now on, however long the request under way has taken
+            self._linger_s = max(self._linger_s, self._now_s + LINGER_SILENT_S)
         self.late_s = min(self._linger_s, self._now_s + LINGER_SILENT_S) if self.lingers else float("inf")
         self._whole.clear()
         self._drop_input()
@@ -297,7 +299,10 @@ class Http1Connection:
     def on_header(self, name: bytes, value: bytes) -> None:
         """A field; those behind a body are of no use."""
         if self._message is None:
-            self._fields[name.lower()] = value.strip()  # httptools leaves what comes behind it
+            name, value = name.lower(), value.strip()  # httptools leaves what comes behind it
+            if name == b"transfer-encoding" and name in self._fields:
+                value = self._fields[name] + b", " + value
+            self._fields[name] = value
 
     def on_headers_complete(self) -> None:
         """The head is here."""

@@ -114,8 +114,13 @@ class _Connection(DoorConnection):
 
     def due(self, now_s: float) -> None:
         """Closes a connection whose client is late."""
-        if now_s > self._state.late_s or (self.unsent.size and now_s > self.unsent.due_s):
+        if self.unsent.size and now_s > self.unsent.due_s:
             self._transport.abort()
+        elif now_s > self._state.late_s:
+            if self._state.is_closed:  # its answer may still be on the way
+                self.finish()
+            else:
+                self._transport.abort()
 
     def leave(self) -> None:
         """Closes once the request under way is answered."""
