@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-BASE = "aa3ad69810c7a42229878e67b7fda822c871039c"
+BASE = "ffd43daa2e32fed03a687b1eb55f63e985ea6091"
 SUBJECT_MAX, BODY_MAX = 60, 72
 _SUBJECT = re.compile(r"[a-z0-9][a-z0-9_./-]*: \S")
 
