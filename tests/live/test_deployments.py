@@ -153,6 +153,7 @@ def test_a_front_sees_the_leases_that_it_names_and_nothing_of_other_jobs(tmp_pat
         assert {key: alone[key] for key in told["jobs"][0]} == told["jobs"][0]
         assert told["nodes"] == {}
         assert (await mine.get("/v1/deployments/vision/leases")).json() == {"jobs": [], "nodes": {}}
+        assert (await mine.get("/v1/deployments/vision/leases", params={"ids": "1,é"})).status_code == 422
 
     api_test(test, tmp_path)
 

@@ -16,7 +16,10 @@ from farside.scheduler.manager.view.safeguard import safeguards_of
 from farside.scheduler.manager.view.view import JobInFull, show_job_in_full
 
 router = APIRouter(prefix="/v1/deployments", tags=["manager"])
-_Ids = Annotated[str, Query(max_length=8192, description="Numbers of jobs, separated by commas")]
+# Of other characters so many would be longer than any request's address may be.
+_Ids = Annotated[
+    str, Query(max_length=8192, pattern="^[A-Za-z0-9_,-]*$", description="Numbers of jobs, separated by commas")
+]
 _Front = Annotated[str, Query(max_length=128, description="The front that ends, as it called itself")]
 
 
