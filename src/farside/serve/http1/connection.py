@@ -273,9 +273,9 @@ class Http1Connection:
 
     def _close(self) -> None:
         self.is_closed = True
+        self.late_s = self._now_s + LINGER_SILENT_S if self.lingers else float("inf")
         if self.lingers:  # from now on, however long the request under way has taken
-            self._linger_s = max(self._linger_s, self._now_s + LINGER_SILENT_S)
-        self.late_s = min(self._linger_s, self._now_s + LINGER_SILENT_S) if self.lingers else float("inf")
+            self._linger_s = max(self._linger_s, self.late_s)
         self._whole.clear()
         self._drop_input()
         self._message = None
